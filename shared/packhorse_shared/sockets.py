@@ -1,0 +1,74 @@
+"""ZeroMQ sockets, made in one place so that every trap is avoided once.
+
+- High-water marks are 0: a ROUTER at its default mark drops messages in silence. What may wait is bounded by the broker's
+  core, in inputs and in bytes.
+- ``ROUTER_MANDATORY`` makes a send to a peer that left an error instead of nothing.
+- ``LINGER`` is short, so that no process hangs at exit; ``MAXMSGSIZE`` bounds what a peer can make us hold.
+- Identities are role, index and a random part: fixed ones can be hijacked, and are refused after a restart.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import zmq
+
+from packhorse_shared.codec import MAX_MESSAGE_BYTES, Decoder, encode
+from packhorse_shared.errors import MalformedMessageError, PackhorseError
+from packhorse_shared.messages import StatusQuery, StatusReport
+from packhorse_shared.run_dir import RunDir
+
+LINGER_MS = 500
+
+
+def new_identity(role: str, index: int) -> bytes:
+    """A ZeroMQ identity that no other process has: ``worker-0-3f9a01c2d4e5b6a7``."""
+    return f"{role}-{index}-{secrets.token_hex(8)}".encode("ascii")
+
+
+def open_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """The broker's side of an endpoint, bound. Raises zmq.ZMQError when it cannot be bound."""
+    socket = context.socket(zmq.ROUTER)
+    _set_common(socket)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.bind(endpoint)
+    return socket
+
+
+def open_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
+    """A frontend's or worker's side, connecting: it reconnects by itself when the broker comes back."""
+    socket = context.socket(zmq.DEALER)
+    _set_common(socket)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    socket.connect(endpoint)
+    return socket
+
+
+def query_status(run_dir: RunDir, timeout_s: float) -> StatusReport:
+    """Ask a running broker for its status. Raises PackhorseError when it does not answer in time."""
+    deadline = time.monotonic() + timeout_s
+    context = zmq.Context()
+    try:
+        socket = open_dealer(context, run_dir.frontends_endpoint, new_identity("status", 0))
+        socket.send_multipart(encode(StatusQuery()))
+        decoder = Decoder(StatusReport)
+        while socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            try:
+                report, _ = decoder.decode(socket.recv_multipart())
+            except MalformedMessageError:
+                continue
+            assert isinstance(report, StatusReport)  # the only type this decoder knows
+            return report
+        raise PackhorseError(f"the broker in {run_dir.path} did not answer within {timeout_s:g} s")
+    finally:
+        context.destroy(linger=0)
+
+
+def _set_common(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
