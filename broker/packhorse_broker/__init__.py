@@ -1,0 +1,1 @@
+"""Who runs what, when: the queue, the batches, the limits, the retries."""

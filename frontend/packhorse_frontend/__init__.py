@@ -1,0 +1,1 @@
+"""The HTTP side: requests in, answers out; tokenizing; no model."""

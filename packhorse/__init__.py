@@ -1,0 +1,1 @@
+"""Packhorse: encoder models behind one OpenAI-compatible endpoint that uses every GPU of the machine."""

