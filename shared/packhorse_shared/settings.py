@@ -23,6 +23,8 @@ MAX_PROCESSES = 64
 """Worker slots in supervisord.conf."""
 MAX_FRONTENDS = 32
 """Frontend slots in supervisord.conf."""
+MAX_SHUTDOWN_GRACE_S = 3600
+"""Below stopwaitsecs in supervisord.conf, after which supervisord kills."""
 
 T = TypeVar("T")
 Positive = Annotated[int, Meta(ge=1)]
@@ -145,7 +147,10 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "/tmp/packhorse-UID-PORT"
         ),
     ] = None
-    shutdown_grace: Annotated[Seconds, Meta(description="seconds that accepted requests get to finish at a stop")] = 30.0
+    shutdown_grace: Annotated[
+        Annotated[float, Meta(gt=0, le=MAX_SHUTDOWN_GRACE_S)],
+        Meta(description="seconds that accepted requests get to finish at a stop"),
+    ] = 30.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least level of log lines to write")
     ] = "info"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tiny_models import build_slow, build_t
 
 from conftest import StackFactory
 from stack import wait_until
@@ -38,8 +37,8 @@ def test_singles_at_once_share_batches(make_stack: StackFactory) -> None:
     assert inputs / batches >= 8
 
 
-def test_full_queue_refuses_at_once_and_the_client_gets_through(make_stack: StackFactory, tmp_path: Path) -> None:
-    stack = make_stack("--max_queue_size=8", "--max_batch_size=4", "--max_num_tokens=2048", model=build_slow(tmp_path / "slow"))
+def test_full_queue_refuses_at_once_and_the_client_gets_through(make_stack: StackFactory, slow_model: Path) -> None:
+    stack = make_stack("--max_queue_size=8", "--max_batch_size=4", "--max_num_tokens=2048", model=slow_model)
     stack.start().wait_ready()
     long_text = "t10 " * 500
     with ThreadPoolExecutor(3) as pool, httpx.Client(timeout=120) as http:
@@ -56,9 +55,9 @@ def test_full_queue_refuses_at_once_and_the_client_gets_through(make_stack: Stac
     assert stack.status()["queue"] == {"inputs": 0, "requests": 0, "oldest_wait_ms": 0.0, "limit": 8}
 
 
-def test_a_lone_request_does_not_wait_for_company(make_stack: StackFactory, tmp_path: Path) -> None:
+def test_a_lone_request_does_not_wait_for_company(make_stack: StackFactory, t_model: Path) -> None:
     """With the automatic delay, an idle server runs a lone input by itself: no batch of these sequential calls holds two."""
-    stack = make_stack(model=build_t(tmp_path / "t")).start().wait_ready()
+    stack = make_stack(model=t_model).start().wait_ready()
     before = stack.workers("ready", "busy")[0]
     with httpx.Client() as http:
         for _ in range(20):
@@ -67,9 +66,9 @@ def test_a_lone_request_does_not_wait_for_company(make_stack: StackFactory, tmp_
     assert after["batches"] - before["batches"] == 20
 
 
-def test_gone_clients_free_the_queue(make_stack: StackFactory, tmp_path: Path) -> None:
+def test_gone_clients_free_the_queue(make_stack: StackFactory, slow_model: Path) -> None:
     """B65: what a client that left had waiting is never computed."""
-    stack = make_stack("--max_batch_size=1", "--max_num_tokens=512", model=build_slow(tmp_path / "slow")).start().wait_ready()
+    stack = make_stack("--max_batch_size=1", "--max_num_tokens=512", model=slow_model).start().wait_ready()
     inputs_before = stack.workers("ready", "busy")[0]["inputs"]
     with httpx.Client(timeout=120) as http:
         request = http.build_request("POST", f"{stack.url}/v1/embeddings", json={"input": ["t10 " * 500] * 200})

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from tiny_models import build_t
 
 from conftest import StackFactory
 from stack import START_WITHIN_S, Stack, wait_until
@@ -61,8 +60,8 @@ def test_frontends_and_broker_stay_small(minilm_stack: Stack) -> None:
     assert any("libtorch" in region.path for region in minilm_stack.processes("worker")[0].memory_maps())
 
 
-def test_missing_weights(make_stack: StackFactory, tmp_path: Path) -> None:
-    model = build_t(tmp_path / "t")
+def test_missing_weights(make_stack: StackFactory, t_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(t_model, tmp_path / "copy")
     (model / "model.safetensors").unlink()
     stack = make_stack(model=model).start()
     assert ends_with(stack) == 1
@@ -71,16 +70,16 @@ def test_missing_weights(make_stack: StackFactory, tmp_path: Path) -> None:
     assert "Traceback" not in stack.text()
 
 
-def test_missing_tokenizer(make_stack: StackFactory, tmp_path: Path) -> None:
-    model = shutil.copytree(build_t(tmp_path / "t"), tmp_path / "copy")
+def test_missing_tokenizer(make_stack: StackFactory, t_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(t_model, tmp_path / "copy")
     (model / "tokenizer.json").unlink()
     stack = make_stack(model=model).start()
     assert ends_with(stack) == 1
     assert "tokenizer.json" in stack.text().strip().splitlines()[-1]
 
 
-def test_port_in_use(make_stack: StackFactory, tmp_path: Path) -> None:
-    stack = make_stack(model=build_t(tmp_path / "t"))
+def test_port_in_use(make_stack: StackFactory, t_model: Path) -> None:
+    stack = make_stack(model=t_model)
     with socket.create_server(("127.0.0.1", stack.port)):
         stack.start()
         assert ends_with(stack) == 1
@@ -88,16 +87,15 @@ def test_port_in_use(make_stack: StackFactory, tmp_path: Path) -> None:
     assert "--port" in stack.text()
 
 
-def test_a_second_server_on_the_same_port_is_refused(make_stack: StackFactory, tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_port_is_refused(make_stack: StackFactory, t_model: Path) -> None:
     """SO_REUSEPORT would let two servers share a port in silence, each getting half of the requests."""
-    model = build_t(tmp_path / "t")
-    first = make_stack(model=model).start().wait_ready()
-    second = make_stack(model=model)
+    first = make_stack(model=t_model).start().wait_ready()
+    second = make_stack(model=t_model)
     second.port = first.port
     second.start()
     assert ends_with(second) == 1
     assert str(first.port) in second.text().strip().splitlines()[-1]
-    third = make_stack(model=model)
+    third = make_stack(model=t_model)
     third.port = first.port
     third.start_under_supervisord()
     wait_until(lambda: "is served by the Packhorse" in _logs(third), START_WITHIN_S, "the refusal in the log")

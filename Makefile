@@ -1,0 +1,76 @@
+# Two commands do all the set-up on a fresh machine:
+#   make serve   its own virtual environment, installs, starts the server on the bundled model
+#   make test    its own virtual environment, installs, runs the tests
+# `make check` is what CI runs.
+
+PYTHON ?= python3
+VENV ?= .venv
+HOST ?= 127.0.0.1
+PORT ?= 8000
+# A Hugging Face name or a local folder; empty serves the bundled model.
+MODEL ?=
+# More flags for `packhorse embeddings`, or for pytest in `make test` and `make check`.
+ARGS ?=
+
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt
+
+# Installs the project with the extras named in the stamp file's name. pip says nothing unless it fails. Only `make serve`
+# uses plain [demo]: the stamp of a larger set counts for the smaller ones.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "packhorse needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) || \
+	  { echo "cannot make a virtual environment with $(PYTHON) (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; }
+	@echo "installing packhorse[$(1)] into $(VENV) (minutes the first time)" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+	@touch $@
+endef
+
+.PHONY: help serve test check format lint types clean
+
+help:
+	@echo 'make serve    start the server on the bundled model (HOST, PORT, MODEL, ARGS)'
+	@echo 'make test     run the tests (ARGS for pytest)'
+	@echo 'make check    what CI runs: format, lint, types, import rules, tests'
+	@echo 'make format   format the code'
+	@echo 'make clean    remove the virtual environment and caches'
+
+$(VENV)/.installed-demo: $(INPUTS)
+	$(call install,demo)
+
+$(VENV)/.installed-test: $(INPUTS)
+	$(call install,test)
+	@touch $(VENV)/.installed-demo
+
+$(VENV)/.installed-dev: $(INPUTS)
+	$(call install,dev)
+	@touch $(VENV)/.installed-demo $(VENV)/.installed-test
+
+# exec: Ctrl-C and SIGTERM reach the server itself.
+serve: $(VENV)/.installed-demo
+	@exec $(BIN)/packhorse embeddings $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

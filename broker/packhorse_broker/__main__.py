@@ -1,0 +1,72 @@
+"""``packhorse broker``: one process, started by supervisord."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from packhorse_broker.core import BrokerCore
+from packhorse_broker.loop import serve
+from packhorse_broker.signals import stop_signals
+from packhorse_shared.arguments import Parser, add_settings, parse
+from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError
+from packhorse_shared.lifetime import die_with_parent
+from packhorse_shared.logs import configure_logs
+from packhorse_shared.run_dir import RunDir, RunningServer, run_dir_of
+from packhorse_shared.settings import HttpSettings, Settings
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the broker until it is told to stop; returns the exit status."""
+    parser = Parser(prog="packhorse broker", description="The queue: batches inputs and hands them to the workers.")
+    add_settings(parser)
+    _, settings = parse(parser, sys.argv[1:] if arguments is None else arguments, os.environ)
+    if "SUPERVISOR_ENABLED" in os.environ:
+        die_with_parent(os.getppid())
+    configure_logs(settings.process, "broker")
+    try:
+        return _run(settings, os.environ)
+    except CannotStartError as problem:
+        log.error(str(problem))  # noqa: TRY400 (the message says it all)
+        return EXIT_CANNOT_START
+
+
+def _run(settings: Settings, environ: Mapping[str, str]) -> int:
+    run_dir = run_dir_of(settings.process, settings.http.port, environ.get("XDG_RUNTIME_DIR"))
+    token = _take_over(run_dir, settings, environ.get("SUPERVISOR_SERVER_URL"))
+    boot_id = 1 + secrets.randbits(62)
+    core = BrokerCore(settings, boot_id=boot_id, worker_token=token, now=time.monotonic())
+    with stop_signals() as signals:
+        return serve(core, run_dir, signals)
+
+
+def _take_over(run_dir: RunDir, settings: Settings, supervisor_url: str | None) -> str:
+    """Become the broker of the run directory, and leave there what others need; returns the workers' token.
+
+    The lock is never released: it goes with the process.
+    """
+    run_dir.prepare()
+    run_dir.lock()
+    run_dir.clear_endpoints()
+    token = run_dir.ensure_token()
+    run_dir.write_settings(settings)
+    run_dir.write_server(RunningServer(broker_pid=os.getpid(), url=_url(settings.http), supervisor_url=supervisor_url))
+    return token
+
+
+def _url(http: HttpSettings) -> str:
+    """Where the frontends listen."""
+    if http.uds is not None:
+        return f"unix:{http.uds}"
+    host = f"[{http.host}]" if ":" in http.host else http.host
+    return f"{'https' if http.ssl_certfile else 'http'}://{host}:{http.port}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The dispatch pass: which worker is sent what, now; and when to look again.
+
+First suspects, one group at a time and only on a worker with nothing else; then idle workers, the one idle longest first;
+then second credits: a batch at hand behind a running one, sent only when it is full, or when the running one is about to end,
+because until then it would grow. While any worker is idle nothing is queued behind a busy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from packhorse_broker.events import Payload, SendBatch
+from packhorse_broker.leases import Worker
+from packhorse_broker.ledger import Ledger
+from packhorse_broker.requests import Item
+from packhorse_shared.messages import EncodeOptions, Work
+
+HAND_OVER_LEAD_S = 0.002
+"""A batch that is not full is handed over this long before the running one should end."""
+_NO_OPTIONS = EncodeOptions()
+
+
+def dispatch(ledger: Ledger) -> None:
+    """Send every batch that may leave now."""
+    if ledger.suspects.inputs:
+        _send_suspects(ledger)
+    if ledger.queue.inputs and ledger.fleet.idle:
+        _send_to_idle(ledger)
+    if ledger.queue.inputs:
+        _send_ahead(ledger)
+
+
+def next_dispatch(ledger: Ledger) -> float | None:
+    """When a batch may leave next without anything else happening. Asked right after a pass."""
+    if not ledger.queue.inputs:
+        return None
+    due_at = _due_at(ledger)
+    if ledger.fleet.idle:
+        # What is due and did not leave fits none of the idle workers: only an event can change that.
+        return due_at if due_at > ledger.now else None
+    ends = [
+        max(due_at, end - HAND_OVER_LEAD_S)
+        for worker in _with_free_credit(ledger)
+        if (end := worker.predicted_end()) is not None
+    ]
+    return min((end for end in ends if end > ledger.now), default=None)
+
+
+def _send_suspects(ledger: Ledger) -> None:
+    fleet = ledger.fleet
+    for worker in list(fleet.idle):
+        if fleet.suspect_batches or not ledger.suspects.inputs:
+            return
+        items, tokens = ledger.suspects.draw(worker.ready_limits())
+        if items:
+            _send(ledger, worker, items, tokens, is_suspect=True)
+
+
+def _send_to_idle(ledger: Ledger) -> None:
+    due = ledger.now >= _due_at(ledger)
+    for worker in list(ledger.fleet.idle):
+        if not due and not ledger.rules.is_full(ledger.queue, worker.ready_limits()):
+            continue
+        _send_from_queue(ledger, worker)
+        if not ledger.queue.inputs:
+            return
+        due = ledger.now >= _due_at(ledger)
+
+
+def _send_ahead(ledger: Ledger) -> None:
+    for worker in sorted(_with_free_credit(ledger), key=_end_or_never):
+        if not ledger.queue.inputs:
+            return
+        full = ledger.rules.is_full(ledger.queue, worker.ready_limits())
+        if full or (_ends_soon(ledger, worker) and ledger.now >= _due_at(ledger)):
+            _send_from_queue(ledger, worker)
+
+
+def _with_free_credit(ledger: Ledger) -> Iterator[Worker]:
+    """Workers that may be given a batch behind the one that they run."""
+    fleet = ledger.fleet
+    if fleet.idle or (ledger.suspects.inputs and not fleet.suspect_batches):
+        # Waiting suspects need a worker to run empty.
+        return
+    for worker in fleet.workers.values():
+        if worker.is_live and len(worker.in_flight) == 1 and not worker.in_flight[0].is_suspect:
+            yield worker
+
+
+def _end_or_never(worker: Worker) -> float:
+    end = worker.predicted_end()
+    return float("inf") if end is None else end
+
+
+def _ends_soon(ledger: Ledger, worker: Worker) -> bool:
+    return _end_or_never(worker) - HAND_OVER_LEAD_S <= ledger.now
+
+
+def _due_at(ledger: Ledger) -> float:
+    return ledger.rules.due_at(ledger.queue, alone=ledger.live_requests == 1)
+
+
+def _send_from_queue(ledger: Ledger, worker: Worker) -> None:
+    items, tokens = ledger.queue.draw(worker.ready_limits())
+    if items:
+        _send(ledger, worker, items, tokens, is_suspect=False)
+
+
+def _send(ledger: Ledger, worker: Worker, items: list[Item], tokens: int, *, is_suspect: bool) -> None:
+    limits = worker.ready_limits()
+    # What is left over tells that the batch was closed by rule 2 even where its own size does not.
+    is_full = not is_suspect and (len(items) >= limits.inputs or tokens >= limits.tokens or ledger.queue.inputs > 0)
+    batch = ledger.fleet.lend(worker, items, tokens, ledger.now, is_full=is_full, is_suspect=is_suspect)
+    if batch.started_at is not None:
+        ledger.patrol_by(ledger.now + ledger.settings.workers.batch_timeout)
+    options = [request.options for request, _ in items]
+    work = Work(
+        boot_id=ledger.boot_id,
+        batch_id=batch.batch_id,
+        lengths=[request.lengths[index] for request, index in items],
+        options=options if any(each != _NO_OPTIONS for each in options) else [],
+    )
+    ledger.actions.append(SendBatch(worker.identity, work, _ids_of(items)))
+
+
+def _ids_of(items: list[Item]) -> Payload:
+    """The ids of a batch's inputs, neighbours of one request in one piece."""
+    pieces = []
+    request, first = items[0]
+    last = first
+    for other, index in items[1:]:
+        if other is not request or index != last + 1:
+            pieces.append(request.slice_of(first, last))
+            request, first = other, index
+        last = index
+    pieces.append(request.slice_of(first, last))
+    return tuple(pieces)

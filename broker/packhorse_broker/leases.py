@@ -1,0 +1,236 @@
+"""What is in flight on which worker.
+
+A worker has two credits: the batch that it runs, and one at hand so that it never waits for the next. A batch id is new for
+every hand-over; an answer settles a batch only if that very id is open on the worker that sends it, so late answers of moved
+work fall flat.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from packhorse_broker.fairness import Limits
+from packhorse_broker.requests import Item
+from packhorse_broker.stats import BusyShare, MovingAverage
+from packhorse_shared.messages import WorkerStatus
+
+CREDITS = 2
+_SPEED_WEIGHT = 0.2
+
+
+class WorkerState(enum.StrEnum):
+    """Where a worker is in its life; that it is silent is told apart."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Inputs that were handed to a worker together."""
+
+    batch_id: int
+    items: list[Item]
+    tokens: int
+    sent_at: float
+    started_at: float | None
+    """When its turn on the worker came; None while it is at hand behind another."""
+    is_full: bool
+    is_suspect: bool
+
+
+class Speed:
+    """How fast a worker is, learned from its batches."""
+
+    def __init__(self) -> None:
+        self.s_per_token = MovingAverage(_SPEED_WEIGHT)
+        self.full_s_per_token = MovingAverage(_SPEED_WEIGHT)
+        """Of full batches only: small ones cost more per token and say little about what a long queue will take."""
+        self.s_per_full_batch = MovingAverage(_SPEED_WEIGHT)
+
+    def ran(self, batch: Batch, took_s: float) -> None:
+        """Learn from a finished batch."""
+        took_s = max(took_s, 1e-6)
+        self.s_per_token.add(took_s / batch.tokens)
+        if batch.is_full:
+            self.full_s_per_token.add(took_s / batch.tokens)
+            self.s_per_full_batch.add(took_s)
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker process, as far as the broker knows."""
+
+    identity: bytes
+    slot: int
+    pid: int
+    incarnation: int
+    device: str
+    last_heard: float
+    busy: BusyShare
+    state: WorkerState = WorkerState.LOADING
+    is_silent: bool = False
+    limits: Limits | None = None
+    """None while it loads."""
+    in_flight: list[Batch] = field(default_factory=list)
+    """At most ``CREDITS``; the first one runs."""
+    speed: Speed = field(default_factory=Speed)
+    memory_bytes: int = 0
+    batches: int = 0
+    inputs: int = 0
+    tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        """What people see: by slot under supervisord, by pid when started by hand."""
+        return f"worker-{self.slot if self.slot >= 0 else self.pid}"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may be sent work."""
+        return self.state is WorkerState.READY and not self.is_silent
+
+    def ready_limits(self) -> Limits:
+        """What fits one batch of a worker that has said hello."""
+        assert self.limits is not None, f"{self.name} has not said hello"
+        return self.limits
+
+    def predicted_end(self) -> float | None:
+        """When the running batch should end, if any batch of this worker ever did."""
+        running, s_per_token = self.in_flight[0], self.speed.s_per_token.value
+        if running.started_at is None or s_per_token is None:
+            return None
+        return running.started_at + running.tokens * s_per_token
+
+    def ran(self, batch: Batch, now: float) -> None:
+        """Count a batch that it answered, and learn from it."""
+        assert batch.started_at is not None, "it never began"
+        self.speed.ran(batch, now - batch.started_at)
+        self.busy.ran(batch.started_at, now)
+        self.batches += 1
+        self.inputs += len(batch.items)
+        self.tokens += batch.tokens
+
+    def status(self, now: float) -> WorkerStatus:
+        """Its row of GET /status."""
+        running = self.in_flight[0].started_at if self.in_flight else None
+        state = "gone" if self.is_silent else "busy" if self.is_live and self.in_flight else self.state.value
+        return WorkerStatus(
+            id=self.name,
+            pid=self.pid,
+            device=self.device,
+            state=state,
+            in_flight=sum(len(batch.items) for batch in self.in_flight),
+            batches=self.batches,
+            inputs=self.inputs,
+            tokens=self.tokens,
+            busy=self.busy.share(now, running),
+            memory_bytes=self.memory_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What all live workers can do together."""
+
+    workers: int
+    loading: int
+    """Workers that will be live when they have loaded."""
+    largest: Limits
+    """Most inputs and most tokens that one batch of any of them holds."""
+    tokens_per_s: float | None
+    """In full batches; None while none was seen."""
+    batches_per_s: float | None
+    """Likewise."""
+
+
+class Fleet:
+    """All workers that are not gone, and every batch in flight."""
+
+    def __init__(self) -> None:
+        self.workers: dict[bytes, Worker] = {}
+        self.idle: OrderedDict[Worker, None] = OrderedDict()
+        """Live workers with nothing in flight, the one idle longest first."""
+        self.suspect_batches = 0
+        """Batches of suspects in flight."""
+        self._last_batch_id = 0
+        self._capacity: Capacity | None = None
+
+    def add(self, worker: Worker) -> None:
+        """A worker appeared."""
+        self.workers[worker.identity] = worker
+        self.refresh(worker)
+
+    def live(self) -> list[Worker]:
+        """Workers that may be sent work. O(workers)."""
+        return [worker for worker in self.workers.values() if worker.is_live]
+
+    def capacity(self) -> Capacity:
+        """What the live workers can do. O(workers) after a batch or a change among them, else O(1)."""
+        if self._capacity is None:
+            self._capacity = _capacity_of(list(self.workers.values()))
+        return self._capacity
+
+    def refresh(self, worker: Worker) -> None:
+        """Note that a worker's state or what it has in flight changed."""
+        self._capacity = None
+        if worker.is_live and not worker.in_flight and self.workers.get(worker.identity) is worker:
+            self.idle.setdefault(worker)
+        else:
+            self.idle.pop(worker, None)
+
+    def lend(self, worker: Worker, items: list[Item], tokens: int, now: float, *, is_full: bool, is_suspect: bool) -> Batch:
+        """Record a hand-over."""
+        assert worker.is_live, f"{worker.name} is not live"
+        assert len(worker.in_flight) < CREDITS, f"{worker.name} has no credit"
+        self._last_batch_id += 1
+        started_at = None if worker.in_flight else now
+        batch = Batch(self._last_batch_id, items, tokens, now, started_at, is_full, is_suspect)
+        worker.in_flight.append(batch)
+        self.suspect_batches += is_suspect
+        self.refresh(worker)
+        return batch
+
+    def settle(self, worker: Worker, batch_id: int, now: float) -> Batch | None:
+        """Close a batch that its worker answered; None when it is not open there. The next one's turn begins."""
+        for position, batch in enumerate(worker.in_flight):
+            if batch.batch_id == batch_id:
+                del worker.in_flight[position]
+                self.suspect_batches -= batch.is_suspect
+                if worker.in_flight and worker.in_flight[0].started_at is None:
+                    worker.in_flight[0].started_at = now
+                self.refresh(worker)
+                return batch
+        return None
+
+    def reclaim(self, worker: Worker) -> tuple[Batch | None, list[Batch]]:
+        """Take everything away from a worker: the batch that ran, and those at hand that had not begun."""
+        batches, worker.in_flight = worker.in_flight, []
+        self.suspect_batches -= sum(batch.is_suspect for batch in batches)
+        self.refresh(worker)
+        return (batches[0], batches[1:]) if batches else (None, [])
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker, whose work was reclaimed."""
+        assert not worker.in_flight, f"{worker.name} still has work"
+        del self.workers[worker.identity]
+        self.refresh(worker)
+
+
+def _capacity_of(workers: list[Worker]) -> Capacity:
+    live = [worker for worker in workers if worker.is_live]
+    limits = [worker.ready_limits() for worker in live]
+    tokens_per_s = [1 / value for worker in live if (value := worker.speed.full_s_per_token.value) is not None]
+    batches_per_s = [1 / value for worker in live if (value := worker.speed.s_per_full_batch.value) is not None]
+    measured = len(tokens_per_s)
+    return Capacity(
+        workers=len(live),
+        loading=sum(worker.state is WorkerState.LOADING for worker in workers),
+        largest=Limits(max((each.inputs for each in limits), default=0), max((each.tokens for each in limits), default=0)),
+        # Workers that have run no full batch yet are taken to be like the others.
+        tokens_per_s=sum(tokens_per_s) / measured * len(live) if measured else None,
+        batches_per_s=sum(batches_per_s) / measured * len(live) if measured else None,
+    )

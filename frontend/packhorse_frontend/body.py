@@ -1,0 +1,99 @@
+"""Reading a request's body: counted while it streams, unpacked in small steps, never more than the limit in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+
+from packhorse_frontend.problems import Problem, invalid
+
+_GZIP = zlib.MAX_WBITS | 16
+_STEP_BYTES = 1 << 20
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection: nobody is left to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body, unpacked. ``max_bytes`` bounds it both as sent and as unpacked.
+
+    Raises Problem: 413 beyond the limit, 415 for a coding other than gzip, 400 for broken gzip. Raises ClientGoneError.
+    """
+    headers = Headers(scope=scope)
+    announced = headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    is_packed = _is_gzip(headers)
+    chunks = _bounded_chunks(receive, max_bytes)
+    if is_packed:
+        return await _unpack(chunks, max_bytes)
+    return b"".join([chunk async for chunk in chunks])
+
+
+def _is_gzip(headers: Headers) -> bool:
+    codings = [word.strip().lower() for line in headers.getlist("content-encoding") for word in line.split(",")]
+    codings = [word for word in codings if word not in ("", "identity")]
+    if not codings:
+        return False
+    if codings in (["gzip"], ["x-gzip"]):
+        return True
+    raise Problem(
+        415,
+        f"content-encoding {', '.join(codings)[:100]} is not supported; send the body plain or as gzip",
+        code="unsupported_content_encoding",
+        headers={"accept-encoding": "gzip"},
+    )
+
+
+async def _bounded_chunks(receive: Receive, max_bytes: int) -> AsyncIterator[bytes]:
+    received = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk: bytes = message.get("body", b"")
+        received += len(chunk)
+        if received > max_bytes:
+            raise _too_large(max_bytes)
+        if chunk:
+            yield chunk
+        if not message.get("more_body", False):
+            return
+
+
+async def _unpack(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
+    unpacked: list[bytes] = []
+    size = 0
+    unpacker = zlib.decompressobj(_GZIP)
+    is_begun = False
+    try:
+        async for chunk in chunks:
+            rest = chunk
+            while rest:
+                if unpacker.eof:  # gzip files may be joined
+                    unpacker, is_begun = zlib.decompressobj(_GZIP), False
+                piece = unpacker.decompress(rest, _STEP_BYTES)
+                is_begun = True
+                size += len(piece)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                unpacked.append(piece)
+                rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+                if len(piece) == _STEP_BYTES:
+                    await asyncio.sleep(0)
+    except zlib.error as problem:
+        raise invalid(f"the body is not valid gzip, as content-encoding says it is: {problem}", None) from None
+    if is_begun and not unpacker.eof:
+        raise invalid("the body is not valid gzip, as content-encoding says it is: it ends too early", None)
+    return b"".join(unpacked)
+
+
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(
+        413, f"the body is larger than {max_bytes} bytes, the limit (--max_body_bytes)", code="body_too_large", closes=True
+    )

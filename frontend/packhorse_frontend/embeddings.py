@@ -1,0 +1,144 @@
+"""POST /v1/embeddings: from a body to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from packhorse_frontend.body import read_body
+from packhorse_frontend.client import RequestFailedError
+from packhorse_frontend.dimensions import Rows, check_dimensions
+from packhorse_frontend.disconnect import while_connected
+from packhorse_frontend.gate import find_refusal
+from packhorse_frontend.inputs import IdLists, LengthRule, TokenizedInputs, check_ids, read_input
+from packhorse_frontend.problems import Problem, from_failure
+from packhorse_frontend.prompts import choose_prompt
+from packhorse_frontend.render import LARGEST_INLINE_VALUES, render_embeddings
+from packhorse_frontend.schema import BodyParser, EmbeddingsRequest, Usage
+from packhorse_frontend.state import FrontendState
+from packhorse_frontend.tokens import TextTokenizer, TextWork
+from packhorse_shared.messages import BrokerState, EncodeOptions, ErrorCode, ModelFacts
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """What a request is measured by: the server as it is at one moment."""
+
+    broker: BrokerState
+    model: ModelFacts
+    tokenizer: TextTokenizer
+
+
+class EmbeddingsRoute:
+    """The ASGI endpoint."""
+
+    def __init__(self, state: FrontendState) -> None:
+        self._state = state
+        self._parser = BodyParser(EmbeddingsRequest)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises Problem, or ClientGoneError."""
+        deadline = asyncio.get_running_loop().time() + self._state.http.request_timeout
+        body = await read_body(scope, receive, self._state.http.max_body_bytes)
+        answer = await while_connected(receive, self._answer(body, deadline))
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode("ascii"))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _answer(self, body: bytes, deadline: float) -> bytes:
+        serving = self._admit()
+        request: EmbeddingsRequest = self._parser.parse(body)
+        names = self._state.served_names
+        if request.model is not None and request.model not in names:
+            raise Problem(
+                404,
+                f"the model {request.model[:256]!r} is not served here; use {' or '.join(names)}",
+                param="model",
+                code="model_not_found",
+            )
+        dimension = check_dimensions(request.dimensions, serving.model, names[0])
+        tokens, options = await self._tokenize(request, serving)
+        self._admit()  # the queue may have filled meanwhile
+        rows = await self._encode(tokens, options, request, serving.model, deadline)
+        usage = Usage(
+            prompt_tokens=len(tokens.ids),
+            total_tokens=len(tokens.ids),
+            truncated_inputs=tokens.truncated if request.truncate_prompt_tokens is not None else msgspec.UNSET,
+        )
+        return await self._render(rows, dimension, request, usage)
+
+    def _admit(self) -> _Serving:
+        """What is needed to serve a request now. Raises Problem (503, 429) before any work is done for it."""
+        state = self._state
+        problem = state.outage()
+        if problem is not None:
+            raise problem
+        broker, tokenizer = state.client.state, state.tokenizer
+        assert broker is not None
+        assert broker.model is not None
+        assert tokenizer is not None
+        problem = find_refusal(broker)
+        if problem is not None:
+            raise problem
+        return _Serving(broker, broker.model, tokenizer)
+
+    async def _tokenize(self, request: EmbeddingsRequest, serving: _Serving) -> tuple[TokenizedInputs, EncodeOptions]:
+        inputs = read_input(request.input, self._state.http.max_inputs)
+        prompt = choose_prompt(request, serving.model, is_text=not isinstance(inputs, IdLists))
+        rule = _length_rule(request.truncate_prompt_tokens, serving)
+        if isinstance(inputs, IdLists):
+            return check_ids(inputs, serving.model.vocabulary_rows, rule), EncodeOptions()
+        work = TextWork(
+            inputs.texts,
+            first_index=0,
+            listed=inputs.listed,
+            prompt=prompt,
+            lowercase=serving.model.lowercase,
+            add_special_tokens=request.add_special_tokens is not False,
+            rule=rule,
+        )
+        tokens = await self._state.pool.tokenize(serving.tokenizer, work)
+        if int(tokens.ids.max()) >= serving.model.vocabulary_rows:
+            raise Problem(500, "the tokenizer made an id that the model has no embedding for", code="tokenizer_mismatch")
+        if not prompt:
+            return tokens, EncodeOptions()
+        prompt_tokens = await self._state.pool.count_prompt_tokens(serving.tokenizer, prompt, work)
+        return tokens, EncodeOptions(prompt_tokens)
+
+    async def _encode(
+        self, tokens: TokenizedInputs, options: EncodeOptions, request: EmbeddingsRequest, model: ModelFacts, deadline: float
+    ) -> Rows:
+        if asyncio.get_running_loop().time() >= deadline:
+            raise from_failure(ErrorCode.TIMEOUT, self._timeout_message(), 0, None)
+        try:
+            return await self._state.client.encode(
+                tokens.ids,
+                tokens.lengths,
+                dimension=model.dimension,
+                deadline=deadline,
+                priority=request.priority or 0,
+                options=options,
+            )
+        except RequestFailedError as problem:
+            failure = problem.failure
+            message = self._timeout_message() if failure.code is ErrorCode.TIMEOUT else failure.message
+            raise from_failure(failure.code, message, failure.retry_after_s, failure.index) from None
+
+    def _timeout_message(self) -> str:
+        return f"the request was not done within {self._state.http.request_timeout:g} s (--request_timeout)"
+
+    async def _render(self, rows: Rows, dimension: int, request: EmbeddingsRequest, usage: Usage) -> bytes:
+        arguments = (rows, dimension, request.encoding_format or "float", self._state.served_names[0], usage)
+        if len(rows) * dimension <= LARGEST_INLINE_VALUES:
+            return render_embeddings(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._state.renderer, lambda: render_embeddings(*arguments))
+
+
+def _length_rule(truncate_prompt_tokens: int | None, serving: _Serving) -> LengthRule:
+    limit, setting = serving.model.max_seq_len, "max_seq_len"
+    if 0 < serving.broker.max_num_tokens < limit:
+        limit, setting = serving.broker.max_num_tokens, "max_num_tokens"
+    return LengthRule(limit, setting, limit if truncate_prompt_tokens == -1 else truncate_prompt_tokens)

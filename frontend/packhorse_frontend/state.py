@@ -1,0 +1,41 @@
+"""What the routes of one frontend share."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from packhorse_frontend.client import BrokerClient
+from packhorse_frontend.gate import find_outage
+from packhorse_frontend.pool import TokenizerPool
+from packhorse_frontend.problems import Problem
+from packhorse_frontend.tokens import TextTokenizer
+from packhorse_shared.messages import ModelFacts
+from packhorse_shared.settings import HttpSettings
+
+
+@dataclass
+class FrontendState:
+    """Opened by ``app.py`` when the event loop starts, read by the routes."""
+
+    http: HttpSettings
+    served_names: tuple[str, ...]
+    """Every name the API answers to; the first is echoed."""
+    created: int
+    """Unix time that /v1/models gives for the model."""
+    client: BrokerClient
+    pool: TokenizerPool
+    renderer: Executor
+    tokenizer: TextTokenizer | None = None
+    """None while it loads."""
+    is_draining: bool = False
+
+    def outage(self) -> Problem | None:
+        """Why nothing can be served now, or None."""
+        return find_outage(
+            self.client.state, is_connected=self.client.is_connected(), is_tokenizer_loaded=self.tokenizer is not None
+        )
+
+    def model(self) -> ModelFacts | None:
+        """What is known of the model, None before a worker was ready."""
+        return self.client.state.model if self.client.state is not None else None

@@ -1,0 +1,158 @@
+"""``packhorse embeddings``: settings, checks, run directory, and then a server in the foreground."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from packhorse.conf import conf_path
+from packhorse.supervise import SOCKET_NAME, Run, supervise
+from packhorse.tail import Terminal
+from packhorse_shared import __version__
+from packhorse_shared.arguments import PATH_SETTINGS, Parser, add_settings, load_settings, to_environment
+from packhorse_shared.checks import check_files
+from packhorse_shared.environment import without_ours
+from packhorse_shared.errors import CannotStartError, ModelFilesError, SettingsError
+from packhorse_shared.logs import configure_logs
+from packhorse_shared.model_folder import find_folder, served_names
+from packhorse_shared.run_dir import RunDir, run_dir_of
+from packhorse_shared.settings import HttpSettings, ModelSettings, Settings
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTION = """Serve a model behind one OpenAI-compatible endpoint on every device of this machine. MODEL is a Hugging Face
+name or a local folder; without it, the small model of the `demo` extra is served. Every flag is also accepted with dashes,
+and as the environment variable named beside it. Precedence: flag, environment, --config, --triton_config, default."""
+
+
+def embeddings(argv: list[str], environ: Mapping[str, str]) -> int:
+    """Run the command. Raises PackhorseError with one line when the server cannot be started."""
+    settings = _settings(argv, environ)
+    run_dir = run_dir_of(settings.process, settings.http.port, environ.get("XDG_RUNTIME_DIR"))
+    run_dir.prepare()
+    lock = _lock(run_dir)
+    try:
+        _check_start(settings, run_dir)
+        terminal = Terminal(sys.stderr.fileno())
+        configure_logs(settings.process, "packhorse", terminal)
+        log.info("packhorse %s starts, model %s, run directory %s", __version__, served_names(settings.model)[0], run_dir.path)
+        run = Run(run_dir.path, conf_path(), _environment(settings, environ), settings.process.shutdown_grace)
+        return supervise(run, terminal)
+    finally:
+        os.close(lock)
+
+
+def _settings(argv: list[str], environ: Mapping[str, str]) -> Settings:
+    parser = Parser(prog="packhorse embeddings", usage="%(prog)s [MODEL] [flags]", description=_DESCRIPTION)
+    parser.add_argument("model_argument", metavar="MODEL", nargs="?", help="what to serve; also --model")
+    add_settings(parser)
+    parsed = parser.parse_args(argv)
+    if parsed.model_argument is not None:
+        if parsed.model is not None:
+            parser.error("--model: MODEL was given too; name one model")
+        parsed.model = parsed.model_argument
+    try:
+        settings = with_absolute_paths(load_settings(parsed, environ))
+        check_files(settings)
+        to_environment(settings)
+    except SettingsError as problem:
+        parser.error(str(problem))
+    return settings
+
+
+def with_absolute_paths(settings: Settings) -> Settings:
+    """The settings with every path absolute: the processes run in another folder."""
+    sections: dict[str, msgspec.Struct] = {}
+    for name in ("http", "process"):
+        section = getattr(settings, name)
+        paths = {each: getattr(section, each) for each in PATH_SETTINGS if hasattr(section, each)}
+        given = {each: str(Path(path).expanduser().absolute()) for each, path in paths.items() if path is not None}
+        sections[name] = msgspec.structs.replace(section, **given)
+    model = settings.model.model
+    if model is not None and Path(model).expanduser().is_dir():
+        folder = str(Path(model).expanduser().absolute())
+        sections["model"] = msgspec.structs.replace(settings.model, model=folder)
+    return msgspec.structs.replace(settings, **sections)
+
+
+def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """What supervisord and so every process gets: the settings as resolved here, and our own commands first on PATH."""
+    bin_folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([bin_folder, environ.get("PATH", os.defpath)])
+    return without_ours(environ) | to_environment(settings) | {"PATH": path}
+
+
+def _lock(run_dir: RunDir) -> int:
+    """Be the only launcher of this run directory; the lock goes with the process."""
+    descriptor = os.open(run_dir.path / "launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_taken = run_dir.is_live()
+    except BlockingIOError:
+        is_taken = True
+    if is_taken:
+        os.close(descriptor)
+        raise CannotStartError(f"run_dir: another Packhorse runs in {run_dir.path}; choose another --port or --run_dir")
+    return descriptor
+
+
+def _check_start(settings: Settings, run_dir: RunDir) -> None:
+    """What would make the parts fail, found before any of them starts."""
+    _check_model(settings.model)
+    if settings.http.uds is not None:
+        _check_uds(Path(settings.http.uds))
+    else:
+        _check_port(settings.http)
+    socket_path = run_dir.path / SOCKET_NAME
+    if socket_path.exists() and not stat.S_ISSOCK(socket_path.lstat().st_mode):
+        raise CannotStartError(f"run_dir: {socket_path} is in the way: it is not a socket, so it was not removed")
+
+
+def _check_model(model: ModelSettings) -> None:
+    """Whether a local folder, or the demo model, is there. A Hugging Face name is the workers' to fetch."""
+    name = model.model
+    is_local = name is None or name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).is_dir()
+    if is_local and not (find_folder(model, weights=True) / "config.json").is_file():
+        raise ModelFilesError(f"model: {name} has no config.json; name the folder of a Hugging Face model")
+
+
+def _check_port(http: HttpSettings) -> None:
+    """Whether the address can be bound by us alone. The frontends share it by SO_REUSEPORT, which would not notice others."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM)[0]
+    except OSError as problem:
+        raise CannotStartError(f"host: {http.host} cannot be resolved: {problem.strerror}") from None
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as problem:
+            if problem.errno == errno.EADDRINUSE:
+                raise CannotStartError(f"port: {http.port} on {http.host} is in use; choose another --port") from None
+            raise CannotStartError(f"port: cannot listen on {http.host}:{http.port}: {problem.strerror}") from None
+
+
+def _check_uds(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise CannotStartError(f"uds: there is no folder {path.parent}") from None
+        return
+    if not stat.S_ISSOCK(mode):
+        raise CannotStartError(f"uds: {path} is in the way: it is not a socket, so it was not removed")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return
+    raise CannotStartError(f"uds: {path} is in use; choose another --uds")

@@ -1,0 +1,98 @@
+"""Workers that stop answering: their work is moved, they are killed in time, late answers fall flat."""
+
+from __future__ import annotations
+
+from broker_story import Story, announce, beat, submit, without_logs
+from packhorse_broker import events as e
+
+
+def test_silent_for_a_second_its_work_is_moved() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.submit(1)
+    late = story.done_event("w0", 1)
+    assert story.wait_alive(0.75, "w1") == []
+    lines = without_logs(story.wait_alive(0.5, "w1"))
+    assert lines == ["batch 2 -> w1: 1.0", "state -> f0: ready 1 loading 0 queue 0"]
+    assert story.report().workers[0].state == "gone"
+    assert story.feed(late) == []
+    assert story.done("w1", 2) == ["result -> f0: 1.0"]
+
+
+def test_when_it_beats_again_it_is_ready_again() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    assert without_logs(story.wait(1.0)) == ["state -> f0: ready 0 loading 0 queue 1"]
+    assert story.feed(beat("w0", batch_id=1, busy_ms=1000)) == []  # it still runs what was moved
+    lines = without_logs(story.feed(beat("w0")))
+    assert lines == ["batch 2 -> w0: 1.0", "state -> f0: ready 1 loading 0 queue 0"]
+
+
+def test_the_first_silence_is_forgiven_the_next_ones_are_charged() -> None:
+    story = Story(max_queue_delay=0.0, worker_timeout=100.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    failed: list[str] = []
+    silences = 0
+    while not failed:
+        lines = story.wait(1.0)
+        silences += 1
+        failed = [line for line in lines if line.startswith("fail")]
+        story.feed(beat("w0"))
+    assert failed == ["fail -> f0: 1 worker_died input 0"]
+    assert silences == 4
+
+
+def test_silent_for_worker_timeout_it_is_killed() -> None:
+    story = Story(worker_timeout=3.0).with_frontend().with_workers("w0")
+    assert "kill w0 2000" not in story.wait(2.9)
+    assert "kill w0 2000" in story.wait(0.2)
+    assert [(each.id, each.state) for each in story.report().workers] == [("worker-0", "gone")]
+    assert story.feed(beat("w0")) == ["introduce -> w0"]
+
+
+def test_worker_timeout_below_a_second() -> None:
+    story = Story(worker_timeout=0.5).with_frontend().with_workers("w0")
+    assert "kill w0 2000" in story.wait(0.51)
+
+
+def test_a_batch_over_batch_timeout_kills_its_worker_and_is_charged() -> None:
+    story = Story(max_queue_delay=0.0, batch_timeout=2.0, max_batch_size=4).with_frontend().with_workers("w0", "w1")
+    story.feed(submit(1, [1] * 4))
+    lines = without_logs(story.wait_alive(2.1, "w0", "w1"))
+    # In twos: they were charged, so they are suspects.
+    assert lines[:2] == ["kill w0 2000", "batch 2 -> w1: 1.0 1.1"]
+
+
+def test_the_batch_at_hand_does_not_run_out_of_time_while_it_waits() -> None:
+    story = Story(max_queue_delay=0.0, batch_timeout=2.0, max_batch_size=1).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1, 1]))
+    story.wait_alive(1.5, "w0")
+    story.done("w0", 1)
+    assert not [line for line in story.wait_alive(1.5, "w0") if line.startswith("kill")]
+
+
+def test_a_beat_that_tells_of_a_stuck_kernel_kills() -> None:
+    story = Story(batch_timeout=2.0).with_frontend().with_workers("w0")
+    assert "kill w0 2000" in story.feed(beat("w0", batch_id=9, busy_ms=2500))
+
+
+def test_a_loading_worker_may_be_silent_for_longer() -> None:
+    story = Story(worker_timeout=1.0).with_frontend()
+    story.feed(announce("w0"))
+    assert story.wait(5.9) == []
+    assert "kill w0 2000" in story.wait(0.2)
+
+
+def test_silence_while_the_broker_itself_did_not_run_is_excused() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    story.now += 5.0
+    assert story.feed(e.BrokerStalled(4.9)) == ["log: the broker itself did not run for 4.9 s"]
+    assert story.report().workers[0].state == "busy"
+    assert story.done("w0", 1) == ["result -> f0: 1.0"]
+
+
+def test_a_stopped_worker_gets_nothing_new() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.wait_alive(1.1, "w1")
+    lines = [line for rid in range(3) for line in story.submit(rid)]
+    assert all("w1" in line for line in lines)

@@ -1,0 +1,173 @@
+"""Workers die: nothing is lost, the guilty input is found, nobody else pays."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from broker_story import Story, hello, inputs_of, lost, submit, without_logs
+from packhorse_broker import events as e
+from packhorse_shared.messages import BatchFailed, ErrorCode, InputFailure
+
+
+def test_the_running_batch_is_retried_elsewhere_and_the_one_at_hand_goes_back_to_the_front() -> None:
+    story = Story(max_batch_size=2, max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1] * 6))
+    story.with_workers("w1")
+    assert [batch.worker for batch in story.sent.values()] == [b"w0", b"w0", b"w1"]
+    lines = without_logs(story.feed(lost("w0")))
+    assert lines == ["state -> f0: ready 1 loading 0 queue 4"]
+    # 1.0 and 1.1 died once: they go alone (sqrt(2) rounded up is 2) and first; 1.2 and 1.3 were never begun.
+    assert story.done("w1", 3) == ["result -> f0: 1.4 1.5", "batch 4 -> w1: 1.0 1.1"]
+    assert story.done("w1", 4) == ["result -> f0: 1.0 1.1", "batch 5 -> w1: 1.2 1.3"]
+    assert story.done("w1", 5) == ["result -> f0: 1.2 1.3"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 32, 100])
+def test_a_poison_input_is_found_in_exactly_3_deaths_and_everyone_else_is_served(size: int) -> None:
+    story = Story(max_batch_size=size, max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    poison = size // 2
+    lines = story.feed(*(submit(rid) for rid in range(size)))
+    deaths, workers, answered = 0, 2, []
+    while open_batches := [batch for batch in story.sent if batch not in answered]:
+        batch = open_batches[0]
+        answered.append(batch)
+        worker = story.sent[batch].worker.decode()
+        if (poison, 0) in inputs_of(story.sent[batch]):
+            deaths += 1
+            lines += story.feed(lost(worker))
+            lines += story.feed(hello(f"w{workers}"))
+            workers += 1
+        else:
+            lines += story.done(worker, batch)
+    results = [word for line in lines if line.startswith("result") for word in line.split()[3:]]
+    assert deaths == 3
+    assert sorted(results) == sorted(f"{rid}.0" for rid in range(size) if rid != poison)
+    assert [line for line in lines if line.startswith("fail")] == [f"fail -> f0: {poison} worker_died input 0"]
+    assert max(len(inputs_of(story.sent[batch])) for batch in answered[1:] or [1]) <= math.ceil(math.sqrt(size))
+
+
+def test_suspects_run_one_group_at_a_time_and_the_others_keep_serving() -> None:
+    story = Story(max_batch_size=4, max_queue_delay=0.0).with_frontend().with_workers("w0", "w1", "w2")
+    story.feed(submit(1, [1] * 4))
+    assert without_logs(story.feed(lost("w0")))[0] == "batch 2 -> w1: 1.0 1.1"
+    assert story.feed(submit(2, [1] * 4)) == ["batch 3 -> w2: 2.0 2.1 2.2 2.3"]
+    assert story.feed(submit(3, [1] * 4)) == ["batch 4 -> w2: 3.0 3.1 3.2 3.3"]
+    assert story.done("w1", 2) == ["result -> f0: 1.0 1.1", "batch 5 -> w1: 1.2 1.3"]
+
+
+def test_waiting_suspects_get_a_worker_although_the_queue_is_full_of_work() -> None:
+    story = Story(max_batch_size=2, max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.feed(submit(1, [1] * 40))
+    story.feed(lost("w0"))
+    mine = [batch for batch, sent in story.sent.items() if sent.worker == b"w1"]
+    assert len(mine) == 2
+    assert story.done("w1", mine[0]) == ["result -> f0: 1.2 1.3"]
+    assert len(story.sent) == 4
+    lines = story.done("w1", mine[1])
+    assert lines[1] == "batch 5 -> w1: 1.0 1.1"
+
+
+def test_a_death_of_one_request_leaves_no_trace_in_the_others() -> None:
+    story = Story(max_queue_delay=0.0, max_batch_size=1).with_frontend().with_workers("w0")
+    story.submit(1)
+    for attempt in range(1, 3):
+        story.feed(lost(f"w{attempt - 1}"))
+        story.feed(hello(f"w{attempt}"))
+    lines = without_logs(story.feed(lost("w2")))
+    assert lines == ["fail -> f0: 1 worker_died input 0", "state -> f0: ready 0 loading 0 queue 0"]
+
+
+def test_an_unreachable_worker_is_lost_once() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.submit(1)
+    assert "batch 2 -> w1: 1.0" in story.feed(e.WorkerLost(b"w0", "unreachable"))
+    assert story.feed(lost("w0")) == []
+
+
+def test_an_answer_of_a_dead_attempt_is_ignored() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.submit(1)
+    late = story.done_event("w0", 1)
+    story.feed(lost("w0"))
+    assert story.feed(late) == ["introduce -> w0"]
+    assert story.feed(e.BatchFinished(b"w1", late.done, late.payload)) == []
+    assert story.done("w1", 2) == ["result -> f0: 1.0"]
+
+
+def test_an_answer_from_another_boot_is_ignored() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    assert story.feed(story.done_event("w0", 1, boot_id=1)) == []
+    assert story.done("w0", 1) == ["result -> f0: 1.0"]
+
+
+def test_a_failed_input_fails_its_request_only() -> None:
+    story = Story(max_queue_delay=0.0, max_batch_size=4).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1, 1]), submit(2, [1, 1]))
+    lines = story.done("w0", 1, failures=[InputFailure(1, ErrorCode.NON_FINITE_OUTPUT, "")])
+    assert lines == ["fail -> f0: 1 non_finite_output input 1", "result -> f0: 2.0 2.1"]
+
+
+def test_the_rest_of_a_failed_request_is_dropped() -> None:
+    story = Story(max_queue_delay=0.0, max_batch_size=1).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1] * 5))
+    lines = story.done("w0", 1, failures=[InputFailure(0, ErrorCode.FORWARD_FAILED, "boom")])
+    assert lines == ["fail -> f0: 1 forward_failed input 0"]
+    assert story.report().queue.inputs == 0
+
+
+def test_a_wrong_number_of_rows_is_a_failed_attempt() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1, 1]))
+    good = story.done_event("w0", 1)
+    bad = e.BatchFinished(b"w0", type(good.done)(77, 1, [2], [], 1.0), good.payload[:8])
+    assert without_logs(story.feed(bad)) == ["batch 2 -> w0: 1.0 1.1"]
+
+
+def test_a_retryable_failure_is_retried_and_counted() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    lines = []
+    for batch in (1, 2, 3):
+        failed = BatchFailed(77, batch, ErrorCode.OUT_OF_MEMORY, "no memory", retryable=True)
+        lines += without_logs(story.feed(e.BatchBroke(b"w0", failed)))
+    assert lines == ["batch 2 -> w0: 1.0", "batch 3 -> w0: 1.0", "fail -> f0: 1 out_of_memory input 0"]
+
+
+def test_a_final_failure_fails_the_requests_of_the_batch() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1, 1]), submit(2))
+    failed = BatchFailed(77, 1, ErrorCode.FORWARD_FAILED, "broken", retryable=False)
+    lines = without_logs(story.feed(e.BatchBroke(b"w0", failed)))
+    assert lines == ["fail -> f0: 1 forward_failed", "fail -> f0: 2 forward_failed"]
+
+
+def test_a_draining_worker_hands_back_and_nothing_is_charged() -> None:
+    story = Story(max_batch_size=1, max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1, 1, 1]))
+    lines = story.feed(e.WorkerDrained(b"w0", [2]))
+    assert lines == ["log: worker drains", "state -> f0: ready 0 loading 0 queue 2"]
+    assert story.report().workers[0].state == "draining"
+    assert story.done("w0", 1) == ["result -> f0: 1.0"]
+    assert story.feed(e.WorkerLeft(b"w0", "")) == ["log: worker left"]
+    assert "batch 3 -> w1: 1.1" in story.feed(hello("w1"))
+
+
+def test_work_that_reached_a_draining_worker_too_late_goes_back_at_its_bye() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.feed(submit(1, [1] * 9))
+    story.feed(e.WorkerDrained(b"w0", []))
+    lines = story.feed(e.WorkerLeft(b"w0", ""))
+    # As one batch of nine: suspects would come in threes.
+    assert lines == ["batch 2 -> w1: " + " ".join(f"1.{index}" for index in range(9)), "log: worker left"][::-1]
+
+
+def test_a_death_after_the_client_left_fails_nobody() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    story.feed(lost("w0"), hello("w1"))
+    story.feed(lost("w1"), hello("w2"))
+    story.feed(e.RequestsCancelled(b"f0", [1]))
+    assert without_logs(story.feed(lost("w2"))) == ["state -> f0: ready 0 loading 0 queue 0"]

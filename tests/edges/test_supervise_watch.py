@@ -1,0 +1,232 @@
+"""What the launcher makes of supervisord's slots and logs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from packhorse.control import Process, ProcessState, Supervisor, set_worker_count
+from packhorse.failures import FailureWatch, PartFailed
+from packhorse.slots import start_slots
+from packhorse.tail import LogTail, Terminal
+from packhorse_shared.errors import PackhorseError
+from packhorse_shared.settings import MAX_FRONTENDS, MAX_PROCESSES
+
+RUNNING, EXITED, STOPPED = ProcessState.RUNNING, ProcessState.EXITED, ProcessState.STOPPED
+
+
+def process(name: str, state: ProcessState, status: int = 0, start: int = 100, error: str = "") -> Process:
+    return Process(name.partition("-")[0], name, state, 1, start, status, error)
+
+
+def look(watch: FailureWatch, *processes: Process) -> list[tuple[str, bool]]:
+    return [(failed.name, failed.ends_server) for failed in watch.look({each.name: each for each in processes})]
+
+
+FILLED = process("slots", EXITED)
+BROKER = process("broker", RUNNING)
+
+
+def test_nothing_fails_while_all_run() -> None:
+    watch = FailureWatch()
+    assert look(watch, BROKER, process("slots", RUNNING), process("worker-1", STOPPED, start=0)) == []
+    assert look(watch, BROKER, FILLED, process("worker-0", RUNNING)) == []
+
+
+@pytest.mark.parametrize("status", [2, 3])
+@pytest.mark.parametrize("name", ["broker", "slots", "frontend-0"])
+def test_a_part_that_all_need_ends_the_server(name: str, status: int) -> None:
+    watch = FailureWatch()
+    assert look(watch, process("worker-0", RUNNING), process(name, EXITED, status)) == [(name, True)]
+
+
+def test_a_command_that_supervisord_cannot_start() -> None:
+    fatal = process("broker", ProcessState.FATAL, error="can't find command 'packhorse'")
+    assert FailureWatch().look({"broker": fatal}) == [PartFailed("broker", "can't find command 'packhorse'", True)]
+
+
+def test_a_crash_is_not_a_failure_to_start() -> None:
+    assert look(FailureWatch(), BROKER, FILLED, process("worker-0", EXITED, 1), process("worker-1", EXITED, -1)) == []
+
+
+def test_a_first_worker_that_cannot_start_ends_the_server_even_if_others_run() -> None:
+    watch = FailureWatch()
+    look(watch, BROKER, process("slots", RUNNING), process("worker-0", RUNNING), process("worker-1", RUNNING))
+    assert look(watch, BROKER, FILLED, process("worker-0", EXITED, 3), process("worker-1", RUNNING)) == [("worker-0", True)]
+
+
+def test_a_worker_that_ran_before_leaves_the_others_alone_and_is_told_once() -> None:
+    watch = FailureWatch()
+    other = process("worker-1", RUNNING)
+    look(watch, BROKER, FILLED, process("worker-0", RUNNING, start=100), other)
+    failed = process("worker-0", EXITED, 3, start=200)
+    assert look(watch, BROKER, FILLED, failed, other) == [("worker-0", False)]
+    assert look(watch, BROKER, FILLED, failed, other) == []
+    assert look(watch, BROKER, FILLED, process("worker-0", EXITED, 3, start=300), other) == [("worker-0", False)]
+
+
+def test_a_worker_added_later_leaves_the_others_alone() -> None:
+    watch = FailureWatch()
+    first = process("worker-0", RUNNING)
+    look(watch, BROKER, FILLED, first)
+    assert look(watch, BROKER, FILLED, first, process("worker-1", EXITED, 3, start=200)) == [("worker-1", False)]
+
+
+def test_the_last_worker_ends_the_server() -> None:
+    watch = FailureWatch()
+    look(watch, BROKER, FILLED, process("worker-0", RUNNING, start=100))
+    assert look(watch, BROKER, FILLED, process("worker-0", EXITED, 3, start=200)) == [("worker-0", True)]
+
+
+# ---- slots ----
+
+
+class FakeSupervisor(Supervisor):
+    """Slots without processes; keeps the orders."""
+
+    def __init__(self, up: set[str]) -> None:
+        super().__init__("unix:///nowhere")
+        self.up = up
+        self.orders: list[str] = []
+
+    def processes(self) -> dict[str, Process]:
+        names = [f"worker-{n}" for n in range(MAX_PROCESSES)] + [f"frontend-{n}" for n in range(MAX_FRONTENDS)]
+        return {name: process(name, RUNNING if name in self.up else STOPPED) for name in names}
+
+    def start(self, group: str, name: str) -> None:
+        self.orders.append(f"start {group}:{name}")
+
+    def stop(self, group: str, name: str) -> None:
+        self.orders.append(f"stop {group}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("up", "count", "orders"),
+    [
+        ({"worker-0"}, 3, ["start worker:worker-1", "start worker:worker-2"]),
+        ({"worker-0", "worker-2"}, 3, ["start worker:worker-1"]),
+        ({"worker-0", "worker-9", "worker-10"}, 1, ["stop worker:worker-10", "stop worker:worker-9"]),
+        ({"worker-4"}, 1, []),
+        ({"worker-0"}, 0, ["stop worker:worker-0"]),
+    ],
+)
+def test_scaling_touches_no_other_worker(up: set[str], count: int, orders: list[str]) -> None:
+    supervisor = FakeSupervisor(up)
+    started, stopped = set_worker_count(supervisor, count)
+    assert supervisor.orders == orders
+    assert [f"start worker:{name}" for name in started] + [f"stop worker:{name}" for name in stopped] == orders
+
+
+def test_slots_are_filled_frontends_first() -> None:
+    supervisor = FakeSupervisor({"worker-0"})
+    start_slots(supervisor, frontends=1, workers=2)
+    assert supervisor.orders == ["start frontend:frontend-0", "start worker:worker-1"]
+
+
+def test_no_supervisord_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(PackhorseError, match=f"no answer from supervisord at unix://{tmp_path}/none.sock"):
+        Supervisor(f"unix://{tmp_path}/none.sock").processes()
+
+
+# ---- logs ----
+
+
+class Screen:
+    """A terminal over a pipe, and what arrived on it."""
+
+    def __init__(self) -> None:
+        self.read_end, self.write_end = os.pipe2(os.O_NONBLOCK)
+        self.terminal = Terminal(self.write_end)
+
+    def text(self) -> str:
+        try:
+            return os.read(self.read_end, 1 << 20).decode()
+        except BlockingIOError:
+            return ""
+
+    def close(self) -> None:
+        os.close(self.write_end)
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_only_new_whole_lines_of_the_parts_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "broker.log").write_text("old\n")
+    tail, screen = LogTail(tmp_path), Screen()
+    append(tmp_path / "broker.log", "new\npart")
+    append(tmp_path / "worker-0.log", "w0\n")
+    append(tmp_path / "supervisord.log", "not a part\n")
+    tail.copy_to(screen.terminal)
+    assert screen.text() == "new\nw0\n"
+    append(tmp_path / "broker.log", "ial\n")
+    tail.copy_to(screen.terminal)
+    assert screen.text() == "partial\n"
+    screen.close()
+
+
+def test_rotated_and_cut_files_are_followed(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.log"
+    tail, screen = LogTail(tmp_path), Screen()
+    append(path, "a\n")
+    tail.copy_to(screen.terminal)
+    append(path, "b\n")
+    path.rename(tmp_path / "worker-0.log.1")
+    append(path, "c\n")
+    tail.copy_to(screen.terminal)
+    tail.copy_to(screen.terminal)
+    assert screen.text() == "a\nb\nc\n"
+    path.write_text("")
+    tail.copy_to(screen.terminal)
+    append(path, "d\n")
+    tail.copy_to(screen.terminal)
+    assert screen.text() == "d\n"
+    screen.close()
+
+
+def test_a_terminal_that_takes_nothing_blocks_nobody_and_loses_nothing(tmp_path: Path) -> None:
+    tail, screen = LogTail(tmp_path), Screen()
+    lines = "".join(f"line {number:06}\n" for number in range(50_000))
+    append(tmp_path / "worker-0.log", lines)
+    shown = ""
+    tail.copy_to(screen.terminal)
+    assert not screen.terminal.has_room()
+    while more := screen.text():
+        shown += more
+        tail.copy_to(screen.terminal)
+    assert shown == lines
+    screen.close()
+
+
+def test_a_closed_terminal_is_no_error(tmp_path: Path) -> None:
+    tail, screen = LogTail(tmp_path), Screen()
+    os.close(screen.read_end)
+    append(tmp_path / "worker-0.log", "a\n")
+    tail.copy_to(screen.terminal)
+    screen.terminal.write("b\n")
+    assert screen.terminal.has_room()
+    screen.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["2026 ERROR worker-0 first", "2026 ERROR worker-0 model: no folder", "2026 INFO worker-0 bye"], "model: no folder"),
+        (['{"level": "error", "message": "model: bad"}', '{"level": "info", "message": "bye"}'], "model: bad"),
+        (["packhorse worker: --slot: wrong"], "packhorse worker: --slot: wrong"),
+        (["{not json", ""], "{not json"),
+    ],
+)
+def test_the_last_error_is_the_reason(tmp_path: Path, lines: list[str], expected: str) -> None:
+    (tmp_path / "worker-0.log").write_text("2025 ERROR worker-0 of an earlier run\n")
+    tail, screen = LogTail(tmp_path), Screen()
+    assert tail.last_error("worker-0") is None
+    assert tail.last_error("worker-1") is None
+    append(tmp_path / "worker-0.log", "".join(f"{line}\n" for line in lines))
+    tail.copy_to(screen.terminal)
+    assert tail.last_error("worker-0") == expected
+    screen.close()

@@ -1,0 +1,425 @@
+"""The worker's loop against a broker played by the test, with a fake model: no torch, real sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+from numpy.typing import NDArray
+
+from packhorse_shared import messages as m
+from packhorse_shared.codec import MAX_HEADER_BYTES, Buffer, Decoder, encode
+from packhorse_shared.errors import CannotStartError
+from packhorse_shared.run_dir import RunDir
+from packhorse_shared.sockets import open_router
+from packhorse_worker.answers import answer
+from packhorse_worker.backend import Backend, DeviceLostError, EncodedBatch
+from packhorse_worker.brake import Brake
+from packhorse_worker.compute import run_worker
+from packhorse_worker.desk import Desk, Task
+from packhorse_worker.loop import WorkerIdentity
+
+BOOT = 11
+FACTS = m.ModelFacts(
+    name="fake", task="embedding", dimension=2, max_seq_len=64, dtype="float32", vocabulary_rows=128, fingerprint="f"
+)
+LIMITS = m.WorkerLimits(4, 256)
+
+
+def wait_until(predicate: Callable[[], Any], within_s: float = 5.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (value := predicate()):
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {predicate}"
+        time.sleep(0.005)
+    return value
+
+
+class FakeModel:
+    """Gives (sum of ids, prompt tokens) as the vector of an input; a batch can be held up or made to fail."""
+
+    def __init__(self) -> None:
+        self.facts = FACTS
+        self.limits = LIMITS
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.begun = 0
+
+    def encode(self, ids: Sequence[NDArray[np.int32]], options: Sequence[m.EncodeOptions]) -> EncodedBatch:
+        self.begun += 1
+        assert self.gate.wait(20)
+        if self.failure is not None:
+            raise self.failure
+        rows = [(each.sum(), option.prompt_tokens) for each, option in zip(ids, options, strict=True)]
+        return EncodedBatch(np.array(rows, dtype=np.float32).ravel(), [2] * len(ids), [])
+
+    def memory_bytes(self) -> int | None:
+        return None
+
+
+class Broker:
+    """The broker's side of the workers' endpoint."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._context = zmq.Context()
+        self._socket = open_router(self._context, run_dir.workers_endpoint)
+        kinds = (m.WorkerAnnounce, m.WorkerHello, m.Beat, m.Done, m.BatchFailed, m.Draining, m.Bye)
+        self._decoder = Decoder(*kinds)
+        self._worker = b""
+
+    def next(self, *, beats: bool = False) -> tuple[Any, bytes]:
+        """The next message and its payload, beats left out unless asked for."""
+        while self._socket.poll(10_000):
+            self._worker, *frames = self._socket.recv_multipart()
+            message, payload = self._decoder.decode(frames)
+            if beats or not isinstance(message, m.Beat):
+                return message, bytes(payload)
+        raise AssertionError("no message within 10 s")
+
+    def beat_where(self, wanted: Callable[[m.Beat], bool]) -> m.Beat:
+        while True:
+            message, _ = self.next(beats=True)
+            if isinstance(message, m.Beat) and wanted(message):
+                return message
+
+    def say(self, message: Any, payload: Buffer = b"") -> None:
+        self._socket.send_multipart([self._worker, *encode(message, payload)])
+
+    def say_raw(self, *frames: bytes) -> None:
+        self._socket.send_multipart([self._worker, *frames])
+
+    def send_work(self, batch_id: int, *inputs: list[int], boot_id: int = BOOT, **fields: Any) -> None:
+        ids = np.array([each for ids in inputs for each in ids], dtype="<i4")
+        self.say(m.Work(boot_id, batch_id, [len(each) for each in inputs], **fields), ids.tobytes())
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class RunningWorker:
+    """``run_worker`` in a thread of the test."""
+
+    def __init__(self, run_dir: RunDir, *, supervised: bool = True, give_up_after_s: float = 30.0) -> None:
+        self.model = FakeModel()
+        self.loaded = threading.Event()
+        self.load_error: Exception | None = None
+        self.exits: list[int] = []
+        self.status: int | None = None
+        self._signals, self._signal = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        who = WorkerIdentity(slot=3, device="cpu", pid=os.getpid(), incarnation=99, supervised=supervised)
+
+        def run() -> None:
+            self.status = run_worker(
+                run_dir, who, self._load, self._signals, exit_now=self.exits.append, give_up_after_s=give_up_after_s
+            )
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def _load(self) -> Backend:
+        assert self.loaded.wait(20)
+        if self.load_error is not None:
+            raise self.load_error
+        return self.model
+
+    def signal(self) -> None:
+        os.write(self._signal, b"\x0f")
+
+    def exit_status(self) -> int | None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return self.status
+
+    def end(self) -> None:
+        self.model.gate.set()
+        self.loaded.set()
+        self.signal()
+        self._thread.join(10)
+        os.close(self._signal)
+
+
+WorkerFactory = Callable[..., RunningWorker]
+
+
+@pytest.fixture
+def run_dir() -> Iterator[RunDir]:
+    path = Path(tempfile.mkdtemp(prefix="ph-"))
+    found = RunDir(path)
+    found.ensure_token()
+    yield found
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start_worker(run_dir: RunDir) -> Iterator[WorkerFactory]:
+    started: list[RunningWorker] = []
+
+    def start(**options: Any) -> RunningWorker:
+        started.append(RunningWorker(run_dir, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+@pytest.fixture
+def broker(run_dir: RunDir) -> Iterator[Broker]:
+    found = Broker(run_dir)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def worker(start_worker: WorkerFactory, broker: Broker) -> RunningWorker:
+    """A worker that has joined."""
+    found = start_worker()
+    found.loaded.set()
+    while not isinstance(broker.next()[0], m.WorkerHello):
+        pass
+    broker.say(m.Join(BOOT))
+    return found
+
+
+def test_announces_while_loading_then_says_hello(start_worker: WorkerFactory, broker: Broker, run_dir: RunDir) -> None:
+    worker = start_worker()
+    announce, _ = broker.next()
+    assert announce == m.WorkerAnnounce(m.PROTOCOL_VERSION, run_dir.token(), 3, os.getpid(), 99, "cpu")
+    beat = broker.beat_where(lambda _: True)
+    assert (beat.batch_id, beat.busy_ms) == (0, 0.0)
+    assert beat.memory_bytes > 1_000_000
+    worker.loaded.set()
+    hello, _ = broker.next()
+    assert hello == m.WorkerHello(m.PROTOCOL_VERSION, run_dir.token(), 3, os.getpid(), 99, "cpu", FACTS, LIMITS)
+
+
+def test_waits_for_the_token(start_worker: WorkerFactory, broker: Broker, run_dir: RunDir) -> None:
+    token = run_dir.token()
+    run_dir.token_file.rename(run_dir.path / "aside")
+    start_worker()
+    (run_dir.path / "aside").rename(run_dir.token_file)
+    assert broker.next()[0].token == token
+
+
+def test_encodes_batches_in_order(worker: RunningWorker, broker: Broker) -> None:
+    broker.send_work(5, [1, 2, 3], [4], options=[m.EncodeOptions(2), m.EncodeOptions()])
+    broker.send_work(6, [7])
+    first, rows = broker.next()
+    assert (first.boot_id, first.batch_id, first.row_values, first.failures) == (BOOT, 5, [2, 2], [])
+    assert np.frombuffer(rows, "<f4").tolist() == [6, 2, 4, 0]
+    second, rows = broker.next()
+    assert second.batch_id == 6
+    assert np.frombuffer(rows, "<f4").tolist() == [7, 0]
+
+
+def test_beats_carry_progress_while_a_batch_is_stuck(worker: RunningWorker, broker: Broker) -> None:
+    worker.model.gate.clear()
+    broker.send_work(5, [1])
+    first = broker.beat_where(lambda beat: beat.batch_id == 5)
+    later = broker.beat_where(lambda beat: beat.batch_id == 5 and beat.busy_ms > first.busy_ms)
+    assert later.busy_ms >= first.busy_ms + 100
+    worker.model.gate.set()
+    assert broker.next()[0].batch_id == 5
+    assert broker.beat_where(lambda beat: beat.batch_id == 0).busy_ms == 0.0
+
+
+def test_takes_two_batches_and_no_third(worker: RunningWorker, broker: Broker) -> None:
+    worker.model.gate.clear()
+    for batch_id in (5, 6, 7):
+        broker.send_work(batch_id, [1])
+    refused, _ = broker.next()
+    assert (refused.batch_id, refused.retryable) == (7, True)
+    worker.model.gate.set()
+    assert [broker.next()[0].batch_id for _ in range(2)] == [5, 6]
+
+
+@pytest.mark.parametrize("by_broker", [False, True])
+def test_drain_returns_what_is_not_begun_and_finishes_the_rest(
+    worker: RunningWorker, broker: Broker, *, by_broker: bool
+) -> None:
+    worker.model.gate.clear()
+    broker.send_work(5, [1])
+    wait_until(lambda: worker.model.begun)
+    broker.send_work(6, [1])
+    # A refusal of the third tells that the second has arrived.
+    broker.send_work(7, [1])
+    assert broker.next()[0].batch_id == 7
+    if by_broker:
+        broker.say(m.Drain())
+    else:
+        worker.signal()
+    assert broker.next()[0] == m.Draining([6])
+    broker.send_work(8, [1])
+    assert broker.next()[0] == m.Draining([8])
+    worker.model.gate.set()
+    assert broker.next()[0].batch_id == 5
+    assert broker.next()[0] == m.Bye("")
+    assert worker.exit_status() == 0
+    assert worker.model.begun == 1
+    assert worker.exits == []
+
+
+def test_second_signal_ends_at_once_but_drain_and_signal_do_not(worker: RunningWorker, broker: Broker) -> None:
+    worker.model.gate.clear()
+    broker.send_work(5, [1])
+    wait_until(lambda: worker.model.begun)
+    broker.say(m.Drain())
+    assert broker.next()[0] == m.Draining([])
+    worker.signal()
+    broker.beat_where(lambda _: True)
+    broker.beat_where(lambda _: True)
+    assert worker.exits == []
+    worker.signal()
+    assert wait_until(lambda: worker.exits) == [1]
+
+
+def test_signal_while_loading_leaves_at_once(start_worker: WorkerFactory, broker: Broker) -> None:
+    worker = start_worker()
+    assert isinstance(broker.next()[0], m.WorkerAnnounce)
+    worker.signal()
+    assert broker.next()[0] == m.Bye("")
+    assert wait_until(lambda: worker.exits) == [0]
+
+
+def test_a_model_that_cannot_be_loaded_says_why(start_worker: WorkerFactory, broker: Broker) -> None:
+    worker = start_worker()
+    worker.load_error = CannotStartError("config.json is missing")
+    worker.loaded.set()
+    assert isinstance(broker.next()[0], m.WorkerAnnounce)
+    assert broker.next()[0] == m.Bye("config.json is missing")
+    assert worker.exit_status() == 3
+
+
+def test_an_unforeseen_load_failure_may_be_tried_again(start_worker: WorkerFactory) -> None:
+    worker = start_worker()
+    worker.load_error = RuntimeError("no luck")
+    worker.loaded.set()
+    assert worker.exit_status() == 1
+
+
+def test_introduces_itself_again_to_a_new_broker(worker: RunningWorker, broker: Broker) -> None:
+    """What the old broker sent and is not begun is dropped; what runs is still answered."""
+    worker.model.gate.clear()
+    broker.send_work(5, [1])
+    wait_until(lambda: worker.model.begun)
+    broker.send_work(6, [1])
+    broker.say(m.Introduce(BOOT + 1))
+    assert isinstance(broker.next()[0], m.WorkerHello)
+    broker.say(m.Join(BOOT + 1))
+    broker.send_work(7, [9], boot_id=BOOT + 1)
+    worker.model.gate.set()
+    answers = [broker.next()[0] for _ in range(2)]
+    assert [(each.boot_id, each.batch_id) for each in answers] == [(BOOT, 5), (BOOT + 1, 7)]
+
+
+def test_survives_a_broker_restart(worker: RunningWorker, broker: Broker, run_dir: RunDir) -> None:
+    """The worker comes to the new broker by itself and does not flood it with the beats of the time between."""
+    broker.close()
+    run_dir.clear_endpoints()
+    second = Broker(run_dir)
+    try:
+        assert isinstance(second.next(beats=True)[0], m.Beat)
+        second.say(m.Introduce(BOOT + 1))
+        assert isinstance(second.next()[0], m.WorkerHello)
+        second.say(m.Join(BOOT + 1))
+        second.send_work(9, [4], boot_id=BOOT + 1)
+        assert second.next()[0].batch_id == 9
+    finally:
+        second.close()
+
+
+def test_refused_worker_stops(worker: RunningWorker, broker: Broker) -> None:
+    broker.say(m.Refused("another model is served"))
+    assert worker.exit_status() == 3
+
+
+def test_worker_by_hand_gives_up_without_a_broker(start_worker: WorkerFactory) -> None:
+    worker = start_worker(supervised=False, give_up_after_s=0.2)
+    worker.loaded.set()
+    assert worker.exit_status() == 3
+
+
+def test_malformed_messages_are_dropped(worker: RunningWorker, broker: Broker) -> None:
+    broker.say_raw(b"\x33", b"junk", b"")
+    broker.say_raw(b"\x33")
+    broker.say_raw(*encode(m.Bye("")))
+    broker.send_work(5, [1], [2], options=[m.EncodeOptions()])
+    failed, _ = broker.next()
+    assert (failed.batch_id, failed.retryable) == (5, False)
+    broker.send_work(6, [3])
+    assert broker.next()[0].batch_id == 6
+
+
+def test_a_fault_of_the_model_object_fails_the_batch_only(worker: RunningWorker, broker: Broker) -> None:
+    worker.model.failure = ValueError("the text of an input")
+    broker.send_work(5, [1])
+    failed, _ = broker.next()
+    assert (failed.batch_id, failed.code, failed.retryable) == (5, m.ErrorCode.FORWARD_FAILED, False)
+    assert "the text" not in failed.message
+    worker.model.failure = None
+    broker.send_work(6, [1])
+    assert broker.next()[0].batch_id == 6
+
+
+def test_a_lost_device_ends_the_process_without_an_answer(worker: RunningWorker, broker: Broker) -> None:
+    """The broker must see a death: only so does it find the input that causes it."""
+    worker.model.failure = DeviceLostError("CUDA error: device-side assert triggered")
+    broker.send_work(5, [1])
+    assert worker.exit_status() == 1
+    assert not broker._socket.poll(0) or isinstance(broker.next(beats=True)[0], m.Beat)
+
+
+def test_desk_forgets_what_it_returned() -> None:
+    desk = Desk()
+    task = Task(m.Work(BOOT, 5, [1]), b"\0\0\0\0")
+    assert desk.put(task)
+    assert desk.close() == [5]
+    assert not desk.put(task)
+    assert desk.take() is None
+
+
+def _outcome(inputs: int, message: str) -> tuple[Task, EncodedBatch]:
+    failures = [m.InputFailure(index, m.ErrorCode.NON_FINITE_OUTPUT, message) for index in range(inputs)]
+    task = Task(m.Work(BOOT, 5, [1] * inputs), b"\0\0\0\0" * inputs)
+    return task, EncodedBatch(np.empty(0, dtype=np.float32), [0] * inputs, failures)
+
+
+@pytest.mark.parametrize(("inputs", "kind"), [(1, m.Done), (1500, m.Done), (4096, m.BatchFailed)])
+def test_headers_stay_within_their_limit(inputs: int, kind: type) -> None:
+    message, payload = answer(*_outcome(inputs, "é" * 256), encode_ms=1.0)
+    assert isinstance(message, kind)
+    assert len(msgspec.msgpack.encode(message)) <= MAX_HEADER_BYTES
+    assert encode(message, payload)
+    if isinstance(message, m.Done):
+        assert len(message.failures) == inputs
+        assert message.failures[0].message == "é" * 256
+
+
+def test_brake_waits_longer_after_each_early_death(tmp_path: Path) -> None:
+    brake = Brake(tmp_path / "starts")
+    assert [brake.begin(1000.0 + second) for second in range(8)] == [0, 0, 0, 1, 2, 4, 8, 10]
+    assert brake.begin(1100.0) == 0
+
+
+def test_brake_forgets_after_a_good_end(tmp_path: Path) -> None:
+    brake = Brake(tmp_path / "starts")
+    for second in range(5):
+        brake.begin(1000.0 + second)
+    brake.end()
+    assert brake.begin(1005.0) == 0
+
+
+@pytest.mark.parametrize("content", ["", "{}", '["x"]', "[99999]"])
+def test_brake_ignores_a_broken_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "starts").write_text(content)
+    assert Brake(tmp_path / "starts").begin(1000.0) == 0

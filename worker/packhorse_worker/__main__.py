@@ -1,0 +1,184 @@
+"""``packhorse worker``: one process on one device. supervisord passes ``--slot N``; without one it joins a running server."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from packhorse_shared.arguments import Parser, add_settings, explicit, load_settings
+from packhorse_shared.cores import usable_cores
+from packhorse_shared.devices import CPU, device_words
+from packhorse_shared.environment import SUPERVISED
+from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError, PackhorseError, SettingsError
+from packhorse_shared.lifetime import die_with_parent
+from packhorse_shared.logs import configure_logs
+from packhorse_shared.model_folder import find_folder, served_names
+from packhorse_shared.run_dir import RunDir, find_running, run_dir_of
+from packhorse_shared.settings import Settings, flags
+from packhorse_worker.backend import Backend
+from packhorse_worker.brake import Brake
+from packhorse_worker.compute import run_worker
+from packhorse_worker.loop import EXIT_FAULT, WorkerIdentity
+
+log = logging.getLogger(__name__)
+
+_BY_HAND = -1
+_MEETING_POINT = ("PACKHORSE_RUN_DIR", "PACKHORSE_PORT")
+"""What a worker started by hand takes from the environment; all else comes from the server that it joins."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this worker runs."""
+
+    run_dir: RunDir
+    slot: int
+    device: str
+    threads: int
+    workers_on_device: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one worker until it is told to stop; returns the exit status: 0, 1 after a fault, 3 when it cannot start."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        if parsed.slot is None:
+            settings, run_dir = _join(parsed, os.environ)
+        else:
+            settings = load_settings(parsed, os.environ)
+            run_dir = run_dir_of(settings.process, settings.http.port, os.environ.get("XDG_RUNTIME_DIR"))
+            run_dir.prepare()
+        slot = _BY_HAND if parsed.slot is None else parsed.slot
+        configure_logs(settings.process, f"worker-{os.getpid() if slot == _BY_HAND else slot}")
+        place = _place(settings, run_dir, slot, os.environ)
+    except PackhorseError as problem:
+        sys.stderr.write(f"packhorse worker: {problem}\n")
+        return EXIT_CANNOT_START
+    supervised = SUPERVISED in os.environ and slot != _BY_HAND
+    if supervised:
+        die_with_parent(os.getppid())
+    return _run(settings, place, supervised=supervised)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="packhorse worker",
+        description="Run one worker process. Without --slot it joins a running server and takes model and settings from it.",
+    )
+    parser.add_argument("--slot", type=int, metavar="N", help="number of this worker under supervisord, which passes it")
+    add_settings(parser)
+    return parser
+
+
+def _join(parsed: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, RunDir]:
+    """The settings of the running server with this worker's flags put over them, and the server's run directory."""
+    own = load_settings(parsed, {name: environ[name] for name in _MEETING_POINT if name in environ})
+    given = explicit(parsed)
+    xdg_runtime_dir = environ.get("XDG_RUNTIME_DIR")
+    named = bool({"run_dir", "port"} & given) or any(name in environ for name in _MEETING_POINT)
+    run_dir = run_dir_of(own.process, own.http.port, xdg_runtime_dir) if named else find_running(xdg_runtime_dir)
+    if run_dir.path.exists():
+        run_dir.prepare()  # settings are believed only where nobody else can have written them
+    settings = run_dir.read_settings()
+    for name in given:
+        section = flags()[name].section
+        value = getattr(getattr(own, section), name)
+        changed = msgspec.structs.replace(getattr(settings, section), **{name: value})
+        settings = msgspec.structs.replace(settings, **{section: changed})
+    if "devices" in given and len(settings.workers.devices) != 1:
+        raise SettingsError("--devices", f"a worker runs on one device, not on {','.join(settings.workers.devices)}")
+    return settings, run_dir
+
+
+def _place(settings: Settings, run_dir: RunDir, slot: int, environ: Mapping[str, str]) -> _Place:
+    workers = settings.workers
+    words = device_words(workers.devices, environ.get("CUDA_VISIBLE_DEVICES"))
+    number = 0 if slot == _BY_HAND else slot // workers.workers_per_device
+    return _Place(
+        run_dir=run_dir,
+        slot=slot,
+        device=words[number % len(words)],
+        threads=max(1, usable_cores() // (len(words) * workers.workers_per_device)),
+        workers_on_device=workers.workers_per_device,
+    )
+
+
+def _run(settings: Settings, place: _Place, *, supervised: bool) -> int:
+    brake = Brake(place.run_dir.path / f"worker-{place.slot}.starts") if supervised else None
+    who = WorkerIdentity(place.slot, place.device, os.getpid(), secrets.randbits(63), supervised)
+
+    def leave(status: int) -> int:
+        if brake is not None and status != EXIT_FAULT:
+            brake.end()
+        return status
+
+    def load() -> Backend:
+        if brake is not None and (wait_s := brake.begin(time.monotonic())) > 0:
+            log.warning("this worker died soon after its last starts, so it waits", extra={"wait_s": wait_s})
+            time.sleep(wait_s)
+        return _load(settings, place)
+
+    def exit_now(status: int) -> None:
+        os._exit(leave(status))
+
+    return leave(run_worker(place.run_dir, who, load, _signals(), exit_now=exit_now))
+
+
+def _signals() -> int:
+    """A descriptor with a byte to read for every SIGTERM and SIGINT, at once whatever the main thread does."""
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return read_end
+
+
+def _load(settings: Settings, place: _Place) -> Backend:
+    """The model, loaded and warmed up. What is wrong with its files is found before torch is imported: that takes seconds."""
+    from packhorse_worker.engine.model_folder import read_model_folder  # noqa: PLC0415 (as below: only once we are announced)
+    from packhorse_worker.engine.weights import find_weights  # noqa: PLC0415
+
+    began = time.monotonic()
+    folder = read_model_folder(find_folder(settings.model, weights=True), settings.model)
+    _read_ahead(find_weights(folder.transformer, allow_pickle=settings.model.allow_pickle_weights))
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if place.device == CPU else place.device
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(place.threads)
+    gc.disable()  # importing and loading make a million objects and hardly any garbage
+    import torch  # noqa: PLC0415 (only now does the environment say what it must)
+
+    from packhorse_worker.engine.load import Device, load_encoder  # noqa: PLC0415
+
+    torch.set_num_threads(place.threads)
+    torch.set_num_interop_threads(1)
+    if place.device != CPU and not torch.cuda.is_available():
+        raise CannotStartError(f"devices: torch finds no CUDA device under CUDA_VISIBLE_DEVICES={place.device}")
+    device = Device(torch.device("cpu" if place.device == CPU else "cuda:0"), place.workers_on_device)
+    encoder = load_encoder(folder, served_names(settings.model)[0], settings.model, settings.batching, device)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    log.info("ready", extra={"seconds": round(time.monotonic() - began, 2), "device": place.device, "threads": place.threads})
+    return encoder
+
+
+def _read_ahead(paths: Sequence[Path]) -> None:
+    """Let the kernel read the weights while Python imports torch."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What the loop asks of a model: the seam between sockets and torch.
+
+The loop knows this protocol only, so it runs (and is tested) without torch; the engine's ``Encoder`` fulfils it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packhorse_shared.errors import PackhorseError
+from packhorse_shared.messages import EncodeOptions, InputFailure, ModelFacts, WorkerLimits
+
+
+class DeviceLostError(PackhorseError):
+    """The device is in a state that only a new process leaves: a sticky CUDA error. The worker exits non-zero."""
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """What became of a batch: the rows of its inputs, and why some have none."""
+
+    values: NDArray[np.float32]
+    """The rows of all inputs, in batch order, joined."""
+    row_values: list[int]
+    """Number of values of each input's row; 0 for an input that failed."""
+    failures: list[InputFailure]
+
+
+class Backend(Protocol):
+    """A loaded and warmed-up model on one device."""
+
+    facts: ModelFacts
+    limits: WorkerLimits
+
+    def encode(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
+        """Encode a batch: one int32 id array and one ``EncodeOptions`` per input.
+
+        An input that fails is in ``failures`` and harms no other. Raises DeviceLostError when the process must end.
+        """
+
+    def memory_bytes(self) -> int | None:
+        """Device memory that this process holds, or None where that is the process's resident memory."""

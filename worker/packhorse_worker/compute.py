@@ -1,0 +1,87 @@
+"""A worker's life as its main thread sees it: load the model, encode batch after batch, leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from packhorse_shared.errors import EXIT_CANNOT_START, PackhorseError
+from packhorse_shared.messages import ErrorCode
+from packhorse_shared.run_dir import RunDir
+from packhorse_worker.answers import answer, failed, inputs_of
+from packhorse_worker.backend import Backend, DeviceLostError
+from packhorse_worker.desk import Task
+from packhorse_worker.loop import EXIT_FAULT, GIVE_UP_AFTER_S, Answer, Break, Finish, Link, Ready, WorkerIdentity
+
+log = logging.getLogger(__name__)
+
+_MOST_REASON = 4096
+
+
+def run_worker(
+    run_dir: RunDir,
+    who: WorkerIdentity,
+    load: Callable[[], Backend],
+    signals: int,
+    *,
+    exit_now: Callable[[int], None] = os._exit,
+    give_up_after_s: float = GIVE_UP_AFTER_S,
+) -> int:
+    """Load the model in this thread, serve the broker of ``run_dir`` until told to stop; returns the exit status.
+
+    For ``signals`` and ``exit_now`` see ``Link``. The I/O thread is a daemon: a model that hangs cannot hold the process.
+    """
+    link = Link(run_dir, who, signals, exit_now, give_up_after_s)
+    thread = threading.Thread(target=link.run, name="io", daemon=True)
+    thread.start()
+    try:
+        status = _load_and_compute(link, load)
+    except BaseException:
+        link.order(Break())
+        raise
+    finally:
+        thread.join()
+    return link.status if link.status is not None else status
+
+
+def _load_and_compute(link: Link, load: Callable[[], Backend]) -> int:
+    try:
+        backend = load()
+    except PackhorseError as problem:
+        log.error("cannot start: %s", problem)  # noqa: TRY400 (the message says all; a traceback would hide it)
+        link.order(Finish(str(problem)[:_MOST_REASON]))
+        return EXIT_CANNOT_START
+    except Exception:
+        log.exception("the model could not be loaded")
+        link.order(Break())
+        return EXIT_FAULT
+    link.memory_bytes = backend.memory_bytes()
+    link.order(Ready(backend.facts, backend.limits))
+    while (task := link.desk.take()) is not None:
+        try:
+            link.order(_encode(task, backend))
+        except DeviceLostError as problem:
+            log.critical("the device is lost, ending: %s", problem)
+            link.order(Break())
+            return EXIT_FAULT
+        link.desk.finished()
+        link.memory_bytes = backend.memory_bytes()
+    link.order(Finish(""))
+    return 0
+
+
+def _encode(task: Task, backend: Backend) -> Answer:
+    began = time.monotonic()
+    try:
+        outcome = backend.encode(*inputs_of(task))
+        return Answer(*answer(task, outcome, (time.monotonic() - began) * 1000))
+    except DeviceLostError:
+        raise
+    except Exception as problem:
+        # The backend isolates what inputs can do, so this is a fault of ours: it must not cost the worker.
+        log.exception("a batch failed as a whole", extra={"batch_id": task.work.batch_id})
+        message = f"the worker failed: {type(problem).__name__}"
+        return Answer(failed(task, ErrorCode.FORWARD_FAILED, message, retryable=False), b"")

@@ -1,0 +1,85 @@
+"""The batches at hand: the I/O thread lays them down, the compute thread takes them up, one at a time and in order.
+
+What is not begun can be taken back, at a drain or when the broker that sent it is gone. No sockets here, and no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from packhorse_shared.codec import Buffer
+from packhorse_shared.messages import Work
+
+MOST_AT_HAND = 2
+"""The running batch and the next one: a third gains nothing, and would only wait behind a stuck one."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A batch as it came: its header and the token ids of its inputs, joined."""
+
+    work: Work
+    payload: Buffer
+
+
+class Desk:
+    """A queue of at most two batches, the running one included, between the I/O thread and the compute thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Task] = deque()
+        self._running: Task | None = None
+        self._running_since = 0.0
+        self._closed = False
+
+    def put(self, task: Task) -> bool:
+        """Lay a batch down. False, and nothing done, when two are at hand or the desk is closed."""
+        with self._changed:
+            if self._closed or len(self._waiting) + (self._running is not None) >= MOST_AT_HAND:
+                return False
+            self._waiting.append(task)
+            self._changed.notify()
+            return True
+
+    def take(self) -> Task | None:
+        """The next batch, which counts as running from now on; None once the desk is closed and empty. Blocks."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            if not self._waiting:
+                return None
+            self._running = self._waiting.popleft()
+            self._running_since = time.monotonic()
+            return self._running
+
+    def finished(self) -> None:
+        """The running batch is done."""
+        with self._changed:
+            self._running = None
+
+    def running(self) -> tuple[int, float]:
+        """Id of the running batch and the milliseconds that it has run; (0, 0.0) when none does."""
+        with self._changed:
+            if self._running is None:
+                return 0, 0.0
+            return self._running.work.batch_id, (time.monotonic() - self._running_since) * 1000
+
+    def drop_other_boots(self, boot_id: int) -> int:
+        """Forget batches not begun that another start of the broker sent; returns how many those were."""
+        with self._changed:
+            kept = [task for task in self._waiting if task.work.boot_id == boot_id]
+            dropped = len(self._waiting) - len(kept)
+            self._waiting = deque(kept)
+            return dropped
+
+    def close(self) -> list[int]:
+        """Take nothing any more; returns the ids of the batches not begun, which are forgotten."""
+        with self._changed:
+            self._closed = True
+            returned = [task.work.batch_id for task in self._waiting]
+            self._waiting.clear()
+            self._changed.notify_all()
+            return returned

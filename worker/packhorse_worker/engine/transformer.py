@@ -1,0 +1,120 @@
+"""Loads the transformer of a model folder with transformers, quietly, and refuses what would serve silently wrong vectors."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModel, AutoModelForTextEncoding
+from transformers.utils import logging as transformers_logging
+
+from packhorse_shared.errors import ModelFilesError, PackhorseError
+from packhorse_shared.settings import ModelSettings
+from packhorse_worker.engine.model_folder import ModelFolder, TokenLimit
+from packhorse_worker.engine.weights import find_weights
+
+_TEXT_ENCODERS = frozenset({"mt5", "t5", "t5gemma", "umt5"})
+"""Encoder-decoder families whose encoder alone transformers can load."""
+_LISTED_TENSORS = 5
+
+
+def load_transformer(folder: ModelFolder, settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The transformer on its device, in evaluation mode.
+
+    Raises ModelFilesError with one line: no weights, tensors missing from them, an architecture that transformers does not
+    know, or the model's own code without ``trust_remote_code``.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    find_weights(folder.transformer, allow_pickle=settings.allow_pickle_weights)
+    try:
+        model = _load(folder, settings, dtype)
+        return model.eval().requires_grad_(requires_grad=False).to(device)
+    except (PackhorseError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as problem:
+        # Whatever a model's files make transformers raise, the files are to blame, and trying again would not help.
+        raise ModelFilesError(
+            f"{folder.transformer} cannot be loaded: {type(problem).__name__}: {first_line(problem)}"
+        ) from problem
+
+
+def position_limit(model: nn.Module) -> TokenLimit | None:
+    """Tokens that the position table holds; without a table, what config.json says; None where neither does.
+
+    In the RoBERTa family positions start behind the padding id, so its 514 rows hold 512 tokens.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "position_embeddings":
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return TokenLimit(module.num_embeddings - first, "the position table")
+    config: Any = model.config
+    tokens = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return TokenLimit(tokens, "config.json max_position_embeddings") if isinstance(tokens, int) and tokens > 0 else None
+
+
+def first_line(problem: BaseException) -> str:
+    """An exception's text cut to one line of at most 300 characters."""
+    text = str(problem).strip()
+    return text.splitlines()[0][:300] if text else type(problem).__name__
+
+
+def _load(folder: ModelFolder, settings: ModelSettings, dtype: torch.dtype) -> nn.Module:
+    trusted = settings.trust_remote_code
+    if folder.config.get("auto_map") and not trusted and not _is_known(folder.config.get("model_type")):
+        raise ModelFilesError(
+            f"{folder.transformer / 'config.json'}: the model comes with its own Python code (auto_map); "
+            "--trust_remote_code runs it"
+        )
+    common = {"local_files_only": not trusted, "trust_remote_code": trusted}
+    config = AutoConfig.from_pretrained(folder.transformer, **{**folder.config_kwargs, **common})
+    config.use_cache = False
+    auto_class = AutoModel
+    if config.is_encoder_decoder:
+        if config.model_type not in _TEXT_ENCODERS:
+            raise ModelFilesError(f"{folder.transformer / 'config.json'}: model_type {config.model_type} is an encoder-decoder")
+        auto_class = AutoModelForTextEncoding
+    options = {**common, "config": config, "dtype": dtype, "output_loading_info": True}
+    options["use_safetensors"] = None if settings.allow_pickle_weights else True
+    try:
+        model, report = auto_class.from_pretrained(folder.transformer, attn_implementation="sdpa", **options)
+    except ValueError as problem:
+        if "scaled_dot_product_attention" not in str(problem):
+            raise
+        model, report = auto_class.from_pretrained(folder.transformer, attn_implementation="eager", **options)
+    _check_complete(report, folder)
+    return _as_module(model)
+
+
+def _check_complete(report: dict[str, Any], folder: ModelFolder) -> None:
+    """Refuse layers that the files leave at random values. A pooler may be missing: nothing reads it."""
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name.split("."))
+    wrong = sorted(str(each) for each in (*report["mismatched_keys"], *report["error_msgs"]))
+    for problem, names in (("lack tensors", missing), ("do not fit config.json", wrong)):
+        if names:
+            more = f" and {len(names) - _LISTED_TENSORS} more" if len(names) > _LISTED_TENSORS else ""
+            listed = ", ".join(names[:_LISTED_TENSORS])
+            raise ModelFilesError(
+                f"the weights in {folder.transformer} {problem}: {listed}{more}; these layers would be served random"
+            )
+
+
+def _is_known(model_type: Any) -> bool:
+    try:
+        AutoConfig.for_model(model_type)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _as_module(model: Any) -> nn.Module:
+    assert isinstance(model, nn.Module), type(model)  # transformers has no types
+    return model
+
+
+def forward_arguments(model: nn.Module) -> frozenset[str]:
+    """Names that the model's forward takes."""
+    return frozenset(inspect.signature(model.forward).parameters)
