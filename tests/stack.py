@@ -152,12 +152,20 @@ class Stack:
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", **options)
 
-    def stop(self) -> int:
-        """SIGTERM, and the exit status. Nothing may be left behind."""
+    def terminate(self) -> None:
+        """Send SIGTERM; does not wait."""
         assert self.process is not None
         self._seen |= set(self.processes())
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status. Nothing may be left behind."""
+        self.terminate()
+        return self.wait_stopped()
+
+    def wait_stopped(self) -> int:
+        """The exit status, once it ends. Nothing may be left behind."""
+        assert self.process is not None
         status = self.process.wait(STOP_WITHIN_S)
         self.assert_all_gone(within_s=5)
         return status

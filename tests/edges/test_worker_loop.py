@@ -25,9 +25,9 @@ from packhorse_shared.sockets import open_router
 from packhorse_worker.answers import answer
 from packhorse_worker.backend import Backend, DeviceLostError, EncodedBatch
 from packhorse_worker.brake import Brake
-from packhorse_worker.compute import run_worker
+from packhorse_worker.compute import _load_and_compute, run_worker
 from packhorse_worker.desk import Desk, Task
-from packhorse_worker.loop import WorkerIdentity
+from packhorse_worker.loop import Answer, Link, WorkerIdentity
 
 BOOT = 11
 FACTS = m.ModelFacts(
@@ -386,6 +386,46 @@ def test_desk_forgets_what_it_returned() -> None:
     assert desk.close() == [5]
     assert not desk.put(task)
     assert desk.take() is None
+
+
+def _task(batch_id: int, boot_id: int = BOOT) -> Task:
+    return Task(m.Work(boot_id, batch_id, [2]), b"\0" * 8)
+
+
+def test_room_is_made_before_the_answer_is_sent(monkeypatch: pytest.MonkeyPatch, run_dir: RunDir) -> None:
+    """The broker sends the next batch the moment it hears the answer; the desk must not still count the old one."""
+    link = Link(run_dir, WorkerIdentity(3, "cpu", os.getpid(), 99, supervised=True), 0, lambda _status: None, 30.0)
+    accepted: list[bool] = []
+
+    def order(what: object) -> None:
+        if isinstance(what, Answer):
+            accepted.append(link.desk.put(_task(7)))
+            link.desk.close()
+
+    monkeypatch.setattr(link, "order", order)
+    assert link.desk.put(_task(1))
+    assert link.desk.put(_task(2))
+    _load_and_compute(link, FakeModel)
+    assert accepted[0], "two credits: one batch was answered, one is at hand, so one more fits"
+
+
+def test_desk_shows_work_as_long_as_there_is_some() -> None:
+    """A worker that comes back from a silence is sent two batches when it shows none: so none may be at hand then."""
+    desk = Desk()
+    assert desk.running()[0] == 0
+    assert desk.put(_task(1))
+    assert desk.put(_task(2))
+    desk.take()
+    desk.finished()
+    assert desk.running()[0] == 2
+
+
+def test_desk_does_not_count_batches_of_a_broker_that_is_gone() -> None:
+    desk = Desk()
+    assert desk.put(_task(1))
+    desk.take()
+    desk.drop_other_boots(BOOT + 1)
+    assert [desk.put(_task(batch_id, BOOT + 1)) for batch_id in (1, 2, 3)] == [True, True, False]
 
 
 def _outcome(inputs: int, message: str) -> tuple[Task, EncodedBatch]:

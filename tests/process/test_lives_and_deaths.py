@@ -75,10 +75,9 @@ def test_sigterm_under_load_answers_all_that_was_accepted(make_stack: StackFacto
     with ThreadPoolExecutor(30) as pool:
         answers = [pool.submit(_post, stack, ["t10 " * 20] * 2) for _ in range(30)]
         wait_until(lambda: stack.status()["queue"]["requests"] >= 28, 30, "requests to be accepted")
-        assert stack.process is not None
-        stack.process.send_signal(signal.SIGTERM)
+        stack.terminate()
         assert Counter(answer.result(timeout=60) for answer in answers) == {200: 30}
-    assert stack.stop() == 0
+    assert stack.wait_stopped() == 0
 
 
 def test_draining_server_refuses_new_requests(make_stack: StackFactory, slow_model: Path) -> None:
@@ -86,13 +85,12 @@ def test_draining_server_refuses_new_requests(make_stack: StackFactory, slow_mod
     with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=60) as http:
         accepted = pool.submit(_post, stack, ["t10 " * 20] * 60)
         wait_until(lambda: _in_system(stack) >= 40, 20, "the request to be accepted")
-        assert stack.process is not None
-        stack.process.send_signal(signal.SIGTERM)
+        stack.terminate()
         refused = wait_until(lambda: _refusal(http, stack), 10, "a refusal")
         assert refused.headers["connection"] == "close"
         assert int(refused.headers["retry-after"]) >= 1
         assert accepted.result(timeout=60) == 200
-    assert stack.stop() == 0, stack.text()
+    assert stack.wait_stopped() == 0, stack.text()
 
 
 def test_a_worker_started_by_hand_joins_and_leaves(make_stack: StackFactory, t_model: Path) -> None:
@@ -163,9 +161,9 @@ def test_second_signal_forces(make_stack: StackFactory, slow_model: Path) -> Non
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(_post, stack, ["t10 " * 20] * 600)
         wait_until(lambda: _in_system(stack) > 100, 20, "a long queue")
-        assert stack.process is not None
-        stack.process.send_signal(signal.SIGTERM)
+        stack.terminate()
         wait_until(lambda: "stopping" in stack.text().lower(), 10, "the first signal to be seen")
+        assert stack.process is not None
         stack.process.send_signal(signal.SIGINT)
         assert stack.process.wait(10) == 1
         stack.assert_all_gone(within_s=5)

@@ -62,12 +62,13 @@ def _load_and_compute(link: Link, load: Callable[[], Backend]) -> int:
     link.order(Ready(backend.facts, backend.limits))
     while (task := link.desk.take()) is not None:
         try:
-            link.order(_encode(task, backend))
+            outcome = _encode(task, backend)
         except DeviceLostError as problem:
             log.critical("the device is lost, ending: %s", problem)
             link.order(Break())
             return EXIT_FAULT
         link.desk.finished()
+        link.order(outcome)
         link.memory_bytes = backend.memory_bytes()
     link.order(Finish(""))
     return 0

@@ -14,7 +14,8 @@ from packhorse_shared.codec import Buffer
 from packhorse_shared.messages import Work
 
 MOST_AT_HAND = 2
-"""The running batch and the next one: a third gains nothing, and would only wait behind a stuck one."""
+"""Of one start of the broker: the running batch and the next one. A third gains nothing, and would only wait behind a stuck
+one. What still runs for a broker that is gone is not counted: the new one knows nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Desk:
     def put(self, task: Task) -> bool:
         """Lay a batch down. False, and nothing done, when two are at hand or the desk is closed."""
         with self._changed:
-            if self._closed or len(self._waiting) + (self._running is not None) >= MOST_AT_HAND:
+            at_hand = [*self._waiting, self._running] if self._running is not None else self._waiting
+            if self._closed or sum(each.work.boot_id == task.work.boot_id for each in at_hand) >= MOST_AT_HAND:
                 return False
             self._waiting.append(task)
             self._changed.notify()
@@ -56,15 +58,18 @@ class Desk:
             return self._running
 
     def finished(self) -> None:
-        """The running batch is done."""
+        """The running batch is done. To be called before its answer is sent: the broker may send the next one at once."""
         with self._changed:
             self._running = None
 
     def running(self) -> tuple[int, float]:
-        """Id of the running batch and the milliseconds that it has run; (0, 0.0) when none does."""
+        """Id of the running batch and the milliseconds that it has run; (0, 0.0) when none is at hand.
+
+        Between two batches it is the one that begins next: 0 means that there is room for two.
+        """
         with self._changed:
             if self._running is None:
-                return 0, 0.0
+                return (self._waiting[0].work.batch_id if self._waiting else 0), 0.0
             return self._running.work.batch_id, (time.monotonic() - self._running_since) * 1000
 
     def drop_other_boots(self, boot_id: int) -> int:
