@@ -31,7 +31,7 @@ def seconds_to_ready(stack: Stack) -> float:
 
 def _answers(stack: Stack) -> bool:
     try:
-        return httpx.post(f"{stack.url}/v1/embeddings", json={"input": "x"}, timeout=30).status_code == 200
+        return stack.http.post("/v1/embeddings", json={"input": "x"}).status_code == 200
     except httpx.TransportError:
         return False
 

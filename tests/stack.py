@@ -28,7 +28,7 @@ def wait_until(predicate: Callable[[], Any], within_s: float, what: str = "") ->
     deadline = time.monotonic() + within_s
     while not (value := predicate()):
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or predicate}"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return value
 
 
@@ -51,6 +51,8 @@ class Stack:
         self.environment = environment or {}
         self.output = self.run_dir.with_suffix(".out")
         self.process: subprocess.Popen[bytes] | None = None
+        # One client, because making one reads all certificates; no kept connections, because servers come and go here.
+        self.http = httpx.Client(base_url=self.url, timeout=10, limits=httpx.Limits(max_keepalive_connections=0))
         self._seen: set[psutil.Process] = set()
 
     @property
@@ -99,7 +101,7 @@ class Stack:
         assert self.process is not None
         assert self.process.poll() is None, f"ended with {self.process.poll()} at start:\n{self.text()}"
         try:
-            if httpx.get(f"{self.url}/health", timeout=2).status_code != 200:
+            if self.http.get("/health").status_code != 200:
                 return False
             return len(self.workers("ready", "busy")) >= workers
         except httpx.TransportError:
@@ -110,7 +112,7 @@ class Stack:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def status(self) -> dict[str, Any]:
-        answer = httpx.get(f"{self.url}/status", timeout=10)
+        answer = self.http.get("/status")
         assert answer.status_code == 200, answer.text
         body: dict[str, Any] = answer.json()
         return body
@@ -186,6 +188,7 @@ class Stack:
             for each in leftovers:
                 if each.is_running():
                     each.kill()
+        self.http.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self.output.unlink(missing_ok=True)
 

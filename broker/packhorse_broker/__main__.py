@@ -14,7 +14,6 @@ from packhorse_broker.loop import serve
 from packhorse_broker.signals import stop_signals
 from packhorse_shared.arguments import Parser, add_settings, parse
 from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError
-from packhorse_shared.lifetime import die_with_parent
 from packhorse_shared.logs import configure_logs
 from packhorse_shared.run_dir import RunDir, RunningServer, run_dir_of
 from packhorse_shared.settings import HttpSettings, Settings
@@ -27,8 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="packhorse broker", description="The queue: batches inputs and hands them to the workers.")
     add_settings(parser)
     _, settings = parse(parser, sys.argv[1:] if arguments is None else arguments, os.environ)
-    if "SUPERVISOR_ENABLED" in os.environ:
-        die_with_parent(os.getppid())
     configure_logs(settings.process, "broker")
     try:
         return _run(settings, os.environ)

@@ -135,9 +135,9 @@ def lost(ledger: Ledger, event: e.FrontendLost) -> None:
     for request in dropped:
         ledger.forget(request)
     del ledger.frontends[event.frontend]
-    ledger.log(
-        e.WARNING, f"frontend lost: {event.reason}", frontend=frontend.index, pid=frontend.pid, requests_dropped=len(dropped)
-    )
+    level = e.WARNING if dropped else e.INFO
+    fields = {"frontend": frontend.index, "pid": frontend.pid, "requests_dropped": len(dropped)}
+    ledger.log(level, f"frontend left: {event.reason}", **fields)
 
 
 def patrol(ledger: Ledger) -> float | None:

@@ -20,9 +20,7 @@ from packhorse_frontend.port import listen
 from packhorse_frontend.server import DrainingServer, uvicorn_config
 from packhorse_shared.arguments import Parser, add_settings, parse
 from packhorse_shared.cores import usable_cores
-from packhorse_shared.environment import SUPERVISED
 from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError, SettingsError
-from packhorse_shared.lifetime import die_with_parent
 from packhorse_shared.logs import configure_logs
 from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.run_dir import RunDir, run_dir_of
@@ -43,8 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_settings(parser)
     parsed, settings = parse(parser, sys.argv[1:] if arguments is None else arguments, os.environ)
-    if SUPERVISED in os.environ:
-        die_with_parent(os.getppid())
     # The pool's threads are the parallelism: the tokenizer's own threads would come on top, one for each core of the host.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     configure_logs(settings.process, f"frontend-{parsed.index}")

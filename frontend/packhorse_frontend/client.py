@@ -70,6 +70,7 @@ class BrokerClient:
         self._introducing_to: int | None = None
         self._heard_at = float("-inf")
         self._was_heard = False
+        self._was_gone = False
         self._malformed = 0
         self.state: BrokerState | None = None
         """What the broker said last; None before it said anything."""
@@ -179,6 +180,7 @@ class BrokerClient:
         self._send(Ping())
         if self._was_heard and not self.is_connected():
             self._was_heard = False
+            self._was_gone = True
             log.warning("broker gone", extra={"open_requests": len(self._exchange)})
         self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping)
 
@@ -206,7 +208,7 @@ class BrokerClient:
         self._heard_at = self._loop.time()
         if not self._was_heard:
             self._was_heard = True
-            log.info("broker answers")
+            log.log(logging.INFO if self._was_gone else logging.DEBUG, "broker answers")
 
     def _handle(self, message: object, payload: Buffer) -> None:
         match message:

@@ -110,8 +110,13 @@ def _explain_routing(scope: Scope, exception: HTTPException) -> Problem:
 
 
 def log_problem(problem: Problem, request_id: str) -> None:
-    """One line for an error answer: a warning when it is the server's fault, else for debugging only."""
-    level = logging.WARNING if problem.status >= 500 and not problem.is_expected else logging.DEBUG
+    """One line for an error answer: a warning when it is the server's fault, else for debugging only.
+
+    A 503 is no fault of its own: what it comes of (no worker, a drain) has its line already, and clients that wait for a
+    server to be ready would fill the log.
+    """
+    is_fault = problem.status >= 500 and problem.status != 503 and not problem.is_expected
+    level = logging.WARNING if is_fault else logging.DEBUG
     extra = {"request_id": request_id, "status": problem.status, "code": problem.code, "reason": problem.message}
     log.log(level, "request failed", extra=extra)
 

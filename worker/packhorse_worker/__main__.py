@@ -21,7 +21,6 @@ from packhorse_shared.cores import usable_cores
 from packhorse_shared.devices import CPU, device_words
 from packhorse_shared.environment import SUPERVISED
 from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError, PackhorseError, SettingsError
-from packhorse_shared.lifetime import die_with_parent
 from packhorse_shared.logs import configure_logs
 from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.run_dir import RunDir, find_running, run_dir_of
@@ -66,8 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"packhorse worker: {problem}\n")
         return EXIT_CANNOT_START
     supervised = SUPERVISED in os.environ and slot != _BY_HAND
-    if supervised:
-        die_with_parent(os.getppid())
     return _run(settings, place, supervised=supervised)
 
 

@@ -236,7 +236,7 @@ class Link:
                 self._take_in(Task(message, payload))
             case m.Join(boot_id):
                 self._meet(boot_id)
-                log.info("joined the broker", extra={"boot_id": boot_id})
+                log.debug("joined the broker", extra={"boot_id": boot_id})
             case m.Introduce(boot_id):
                 self._meet(boot_id)
                 if not self._is_draining:
