@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 import socket
 import stat
@@ -24,14 +23,13 @@ from packhorse_shared.environment import without_ours
 from packhorse_shared.errors import CannotStartError, ModelFilesError, SettingsError
 from packhorse_shared.logs import configure_logs
 from packhorse_shared.model_folder import find_folder, served_names
-from packhorse_shared.run_dir import RunDir, run_dir_of
+from packhorse_shared.run_dir import RunDir, open_lock, run_dir_of
 from packhorse_shared.settings import HttpSettings, ModelSettings, Settings
-
-log = logging.getLogger(__name__)
 
 _DESCRIPTION = """Serve a model behind one OpenAI-compatible endpoint on every device of this machine. MODEL is a Hugging Face
 name or a local folder; without it, the small model of the `demo` extra is served. Every flag is also accepted with dashes,
-and as the environment variable named beside it. Precedence: flag, environment, --config, --triton_config, default."""
+and as the environment variable named beside it; a LIST is comma-separated, or its flag is
+repeated. Precedence: flag, environment, --config, --triton_config, default."""
 
 
 def embeddings(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -44,9 +42,9 @@ def embeddings(argv: list[str], environ: Mapping[str, str]) -> int:
         _check_start(settings, run_dir)
         terminal = Terminal(sys.stderr.fileno())
         configure_logs(settings.process, "packhorse", terminal)
-        log.info("packhorse %s starts, model %s, run directory %s", __version__, served_names(settings.model)[0], run_dir.path)
+        greeting = f"packhorse {__version__} starts, model {served_names(settings.model)[0]}, run directory {run_dir.path}"
         run = Run(run_dir.path, conf_path(), _environment(settings, environ), settings.process.shutdown_grace)
-        return supervise(run, terminal)
+        return supervise(run, terminal, greeting)
     finally:
         os.close(lock)
 
@@ -93,7 +91,7 @@ def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
 
 def _lock(run_dir: RunDir) -> int:
     """Be the only launcher of this run directory; the lock goes with the process."""
-    descriptor = os.open(run_dir.path / "launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_lock(run_dir.path / "launcher.lock")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_taken = run_dir.is_live()

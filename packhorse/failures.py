@@ -14,11 +14,13 @@ from packhorse_shared.arguments import EXIT_USAGE
 from packhorse_shared.errors import EXIT_CANNOT_START
 
 _HOPELESS = (EXIT_USAGE, EXIT_CANNOT_START)
+_STARTS_BEFORE_READY = 3
+"""A server that was never ready and whose part has died so often will not become ready by one more try."""
 
 
 @dataclass(frozen=True)
 class PartFailed:
-    """One part has ended and supervisord will not start it again."""
+    """One part has ended, and starting it again will not help."""
 
     name: str
     spawn_error: str
@@ -34,10 +36,13 @@ class FailureWatch:
         self._first_workers: set[str] = set()
         self._slots_are_filled = False
         self._told: set[tuple[str, int]] = set()
+        self._pids: dict[str, set[int]] = {}
 
-    def look(self, processes: Mapping[str, Process]) -> list[PartFailed]:
-        """What failed since the last look."""
+    def look(self, processes: Mapping[str, Process], *, was_ready: bool) -> list[PartFailed]:
+        """What failed since the last look. ``was_ready``: whether the server has ever been ready to serve."""
         self._remember(processes)
+        if not was_ready and (crashing := self._find_crashing(processes)) is not None:
+            return [PartFailed(crashing.name, crashing.spawnerr, ends_server=True)]
         failed = [each for each in processes.values() if _has_failed(each) and (each.name, each.start) not in self._told]
         self._told |= {(each.name, each.start) for each in failed}
         is_serving = any(each.group == "worker" and each.is_up for each in processes.values())
@@ -47,10 +52,20 @@ class FailureWatch:
         for each in processes.values():
             if each.start:
                 self._first_start.setdefault(each.name, each.start)
+            if each.pid:
+                self._pids.setdefault(each.name, set()).add(each.pid)
         if not self._slots_are_filled:
             self._first_workers |= {each.name for each in processes.values() if each.group == "worker" and each.start}
             slots = processes.get("slots")
             self._slots_are_filled = slots is not None and slots.state == ProcessState.EXITED and slots.exitstatus == 0
+
+    def _find_crashing(self, processes: Mapping[str, Process]) -> Process | None:
+        """A part that was started more often than a server needs to become ready."""
+        for each in processes.values():
+            if len(self._pids.get(each.name, ())) > _STARTS_BEFORE_READY and (each.name, 0) not in self._told:
+                self._told.add((each.name, 0))
+                return each
+        return None
 
     def _ends_server(self, process: Process, is_serving: bool) -> bool:
         if process.group != "worker" or not is_serving:

@@ -19,13 +19,16 @@ from pathlib import Path
 from packhorse.control import Supervisor
 from packhorse.failures import FailureWatch, PartFailed
 from packhorse.tail import LogTail, Terminal
-from packhorse_shared.errors import PackhorseError
+from packhorse_shared.errors import CannotStartError, PackhorseError
 from packhorse_shared.lifetime import die_with_parent
+from packhorse_shared.run_dir import RunDir
+from packhorse_shared.sockets import query_status
 
 log = logging.getLogger(__name__)
 
 SOCKET_NAME = "supervisor.sock"
 _LOG_NAME = "supervisord.log"
+_COMPLAINTS_NAME = "supervisord.stderr"
 _TICK_S = 0.1
 _LOOK_EVERY_S = 5.0
 """supervisord is asked when its log grew, and this often in any case."""
@@ -44,13 +47,17 @@ class Run:
     shutdown_grace_s: float
 
 
-def supervise(run: Run, terminal: Terminal) -> int:
-    """Run a server until it ends or is told to; returns the exit status: 0 after an orderly stop, 1 otherwise."""
+def supervise(run: Run, terminal: Terminal, greeting: str) -> int:
+    """Run a server until it ends or is told to; returns the exit status: 0 after an orderly stop, 1 otherwise.
+
+    ``greeting``: the first line. Whoever reads it may send signals from then on.
+    """
     signals = {signal.SIGINT, signal.SIGTERM}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signals.add(signal.SIGHUP)
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
+        log.info(greeting)
         tail = LogTail(run.folder)
         child = _start_supervisord(run, previous_mask)
         return _Launcher(run, child, tail, terminal, signals).watch()
@@ -65,16 +72,22 @@ def _start_supervisord(run: Run, signal_mask: set[int | signal.Signals]) -> subp
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
         die_with_parent(launcher_pid)
 
-    return subprocess.Popen(  # noqa: S603 (our own interpreter and file)
-        [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(run.conf)],
-        cwd=run.folder,
-        env=dict(run.environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # what it says is in its log; an unread pipe would block it
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=in_child,  # noqa: PLW1509 (this process has one thread, and nothing else sets PDEATHSIG before exec)
-    )
+    # What it says is in its log, but for what stops it before it has one. An unread pipe would block it.
+    try:
+        complaints = (run.folder / _COMPLAINTS_NAME).open("wb")
+    except OSError as problem:
+        raise CannotStartError(f"run_dir: cannot write {run.folder / _COMPLAINTS_NAME}: {problem.strerror}") from None
+    with complaints:
+        return subprocess.Popen(  # noqa: S603 (our own interpreter and file)
+            [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(run.conf)],
+            cwd=run.folder,
+            env=dict(run.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=complaints,
+            start_new_session=True,
+            preexec_fn=in_child,  # noqa: PLW1509 (this process has one thread, and nothing else sets PDEATHSIG before exec)
+        )
 
 
 class _Launcher:
@@ -92,6 +105,7 @@ class _Launcher:
         self._watch = FailureWatch()
         self._seen_log: tuple[int, int] | None = None
         self._next_look = 0.0
+        self._was_ready = False
         self._stop_by: float | None = None
         self._failure: str | None = None
         """Why the server ends; told as the last line, when the other parts have said theirs."""
@@ -129,11 +143,20 @@ class _Launcher:
             return  # it is not up yet, or is about to end, which the loop sees
         self._seen_log = (found.st_ino, found.st_size)
         self._next_look = time.monotonic() + _LOOK_EVERY_S
-        for failed in self._watch.look(processes):
+        self._was_ready = self._was_ready or self._is_ready()
+        for failed in self._watch.look(processes, was_ready=self._was_ready):
             self._report(failed)
+
+    def _is_ready(self) -> bool:
+        """Whether a worker has been ready since the broker began."""
+        try:
+            return query_status(RunDir(self._run.folder), _CONTROL_TIMEOUT_S).model is not None
+        except PackhorseError:
+            return False
 
     def _report(self, failed: PartFailed) -> None:
         reason = failed.spawn_error or self._tail.last_error(failed.name) or "it left no reason in its log"
+        reason = reason.removeprefix("cannot start: ")
         if not failed.ends_server:
             log.error("%s cannot start again, the other workers go on: %s", failed.name, reason)
         elif self._failure is None:
@@ -157,10 +180,20 @@ class _Launcher:
         while self._tail.copy_to(self._terminal) and time.monotonic() < deadline:
             pass
         if self._stop_by is None:
-            log.error("supervisord ended by itself (status %d); see %s", status, self._run.folder / _LOG_NAME)
+            reason = self._complaint() or f"see {self._run.folder / _LOG_NAME}"
+            log.error("supervisord ended by itself (status %d): %s", status, reason)
             return 1
-        if self._failure is not None or status != 0:
+        # -SIGTERM: told to stop before it had set itself up, so nothing of the run had begun.
+        if self._failure is not None or status not in (0, -signal.SIGTERM):
             log.error("%s", self._failure or f"supervisord ended with status {status}; see {self._run.folder / _LOG_NAME}")
             return 1
         log.info("stopped")
         return 0
+
+    def _complaint(self) -> str | None:
+        """Why supervisord would not begin, if it says so: a line that starts with ``Error:``."""
+        try:
+            lines = (self._run.folder / _COMPLAINTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return None
+        return next((line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")), None)

@@ -77,11 +77,21 @@ class LogTail:
 
     def _new_paths(self) -> list[Path]:
         """Logs that are not followed yet. The folder is read only when something was made or removed in it."""
-        changed_ns = self._folder.stat().st_mtime_ns
-        if changed_ns == self._folder_changed_ns:
-            return []
-        self._folder_changed_ns = changed_ns
-        return sorted(path for path in self._folder.iterdir() if _NAMES.fullmatch(path.name) and path not in self._files)
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+            if changed_ns == self._folder_changed_ns:
+                return []
+            self._folder_changed_ns = changed_ns
+            return self._unknown_paths()
+        except OSError:
+            return []  # somebody removed the folder: what is open is still followed
+
+    def _unknown_paths(self) -> list[Path]:
+        return sorted(
+            path
+            for path in self._folder.iterdir()
+            if _NAMES.fullmatch(path.name) and path not in self._files and path.is_file()
+        )
 
 
 class _Followed:

@@ -208,6 +208,8 @@ def line_of(action: e.Action) -> str:  # noqa: PLR0911 (one return per kind of a
             return f"{type(message).__name__.lower()} -> {peer.decode()}"
         case e.WatchFrontend(frontend=peer, pid=pid) | e.WatchWorker(worker=peer, pid=pid):
             return f"watch {peer.decode()} {pid}"
+        case e.UnwatchFrontend(frontend=peer):
+            return f"unwatch {peer.decode()}"
         case e.KillWorker(worker=worker, pid=pid):
             return f"kill {worker.decode()} {pid}"
         case e.WriteLog(message=message):

@@ -24,10 +24,10 @@ def build_t(folder: Path, *, pooling: Sequence[str] = ("mean",), normalize: bool
     from transformers import BertConfig, BertModel
 
     names = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
-    settings = {"max_position_embeddings": 64, "pad_token_id": 0, **_SIZES, **config}
-    _save_transformer(folder, BertModel, BertConfig(**settings))
+    settings = {"max_position_embeddings": 64, "pad_token_id": 0, **SIZES, **config}
+    save_transformer(folder, BertModel, BertConfig(**settings))
     longest = settings["max_position_embeddings"]
-    _save_tokenizer(folder, names, "[CLS] $A [SEP]", ("[CLS]", "[SEP]"), unk="[UNK]", pad="[PAD]", longest=longest)
+    save_tokenizer(folder, names, "[CLS] $A [SEP]", ("[CLS]", "[SEP]"), unk="[UNK]", pad="[PAD]", longest=longest)
     write_parts(folder, pooling=pooling, normalize=normalize, hidden=settings["hidden_size"])
     return folder
 
@@ -42,10 +42,10 @@ def build_x(folder: Path, *, pooling: Sequence[str] = ("mean",), normalize: bool
     """X: <s> 0, <pad> 1, </s> 2, <unk> 3; a table of 34 positions, of which 32 can be used."""
     from transformers import XLMRobertaConfig, XLMRobertaModel
 
-    config = XLMRobertaConfig(max_position_embeddings=34, pad_token_id=1, bos_token_id=0, eos_token_id=2, **_SIZES)
-    _save_transformer(folder, XLMRobertaModel, config)
+    config = XLMRobertaConfig(max_position_embeddings=34, pad_token_id=1, bos_token_id=0, eos_token_id=2, **SIZES)
+    save_transformer(folder, XLMRobertaModel, config)
     names = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-    _save_tokenizer(folder, names, "<s> $A </s>", ("<s>", "</s>"), unk="<unk>", pad="<pad>", longest=34)
+    save_tokenizer(folder, names, "<s> $A </s>", ("<s>", "</s>"), unk="<unk>", pad="<pad>", longest=34)
     write_parts(folder, pooling=pooling, normalize=normalize)
     return folder
 
@@ -72,11 +72,11 @@ def build_l(folder: Path) -> Path:
         pad_token_id=0,
         eos_token_id=3,
         bos_token_id=None,
-        **_SIZES,
+        **SIZES,
     )
-    _save_transformer(folder, Qwen3Model, config)
+    save_transformer(folder, Qwen3Model, config)
     names = {"<pad>": 0, "<unk>": 1, "<eos>": 3}
-    _save_tokenizer(folder, names, "$A <eos>", ("<eos>",), unk="<unk>", pad="<pad>", longest=128, padding_side="left")
+    save_tokenizer(folder, names, "$A <eos>", ("<eos>",), unk="<unk>", pad="<pad>", longest=128, padding_side="left")
     write_parts(folder, pooling=("lasttoken",), normalize=True)
     return folder
 
@@ -113,7 +113,7 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": ROWS,
     "hidden_size": HIDDEN,
     "num_hidden_layers": 2,
@@ -123,7 +123,7 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def _save_transformer(folder: Path, model_class: Any, config: Any) -> None:
+def save_transformer(folder: Path, model_class: Any, config: Any) -> None:
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -131,7 +131,7 @@ def _save_transformer(folder: Path, model_class: Any, config: Any) -> None:
         model_class(config).to(torch.float32).save_pretrained(folder)
 
 
-def _save_tokenizer(
+def save_tokenizer(
     folder: Path,
     names: dict[str, int],
     template: str,

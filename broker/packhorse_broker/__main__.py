@@ -53,7 +53,7 @@ def _take_over(run_dir: RunDir, settings: Settings, supervisor_url: str | None) 
     run_dir.clear_endpoints()
     token = run_dir.ensure_token()
     run_dir.write_settings(settings)
-    run_dir.write_server(RunningServer(broker_pid=os.getpid(), url=_url(settings.http), supervisor_url=supervisor_url))
+    run_dir.write_server(RunningServer(url=_url(settings.http), supervisor_url=supervisor_url))
     return token
 
 

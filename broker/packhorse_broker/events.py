@@ -211,6 +211,12 @@ class WatchWorker(_Frozen, frozen=True):
     pid: int
 
 
+class UnwatchFrontend(_Frozen, frozen=True):
+    """Nothing is expected of this frontend any more: its process is no longer watched."""
+
+    frontend: bytes
+
+
 class KillWorker(_Frozen, frozen=True):
     """End a worker's process with SIGKILL; supervisord starts another."""
 
@@ -239,6 +245,7 @@ Action = (
     | TellWorker
     | WatchFrontend
     | WatchWorker
+    | UnwatchFrontend
     | KillWorker
     | WriteLog
     | Stop

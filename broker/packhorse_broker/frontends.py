@@ -135,6 +135,7 @@ def lost(ledger: Ledger, event: e.FrontendLost) -> None:
     for request in dropped:
         ledger.forget(request)
     del ledger.frontends[event.frontend]
+    ledger.actions.append(e.UnwatchFrontend(event.frontend))
     level = e.WARNING if dropped else e.INFO
     fields = {"frontend": frontend.index, "pid": frontend.pid, "requests_dropped": len(dropped)}
     ledger.log(level, f"frontend left: {event.reason}", **fields)

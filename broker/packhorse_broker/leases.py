@@ -73,6 +73,8 @@ class Worker:
     busy: BusyShare
     state: WorkerState = WorkerState.LOADING
     is_silent: bool = False
+    is_held: bool = False
+    """It would not begin a batch: it is sent nothing until a beat says that it is free."""
     limits: Limits | None = None
     """None while it loads."""
     in_flight: list[Batch] = field(default_factory=list)
@@ -91,7 +93,7 @@ class Worker:
     @property
     def is_live(self) -> bool:
         """Whether it may be sent work."""
-        return self.state is WorkerState.READY and not self.is_silent
+        return self.state is WorkerState.READY and not (self.is_silent or self.is_held)
 
     def ready_limits(self) -> Limits:
         """What fits one batch of a worker that has said hello."""

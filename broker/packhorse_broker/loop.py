@@ -117,6 +117,7 @@ class BrokerLoop:
             e.TellWorker: self._tell_worker,
             e.WatchFrontend: self._watch_frontend,
             e.WatchWorker: self._watch_worker,
+            e.UnwatchFrontend: self._unwatch_frontend,
             e.KillWorker: self._kill_worker,
             e.WriteLog: self._write_log,
             e.Stop: self._stop,
@@ -143,8 +144,7 @@ class BrokerLoop:
             self._drain(self._frontends, self._frontend_decoder, _FROM_FRONTENDS)
         for descriptor in ready:
             if isinstance(descriptor, int) and self._watch.owns(descriptor):
-                self._poller.unregister(descriptor)
-                self._handle(self._watch.ended(descriptor))
+                self._handle(self._stop_watching(descriptor))
         if self._signals.fileno() in ready:
             self._read_signals()
         if planned is not None and woke_at - planned > _STALL_S:
@@ -211,6 +211,15 @@ class BrokerLoop:
 
     def _watch_frontend(self, action: e.WatchFrontend) -> None:
         self._watch_process(action.frontend, action.pid, e.FrontendLost(action.frontend, "its process ended"))
+
+    def _unwatch_frontend(self, action: e.UnwatchFrontend) -> None:
+        if (descriptor := self._watch.descriptor_of(action.frontend)) is not None:
+            self._stop_watching(descriptor)
+
+    def _stop_watching(self, descriptor: int) -> e.FrontendLost | e.WorkerLost:
+        """Returns what the end of this process means."""
+        self._poller.unregister(descriptor)
+        return self._watch.ended(descriptor)
 
     def _watch_worker(self, action: e.WatchWorker) -> None:
         self._watch_process(action.worker, action.pid, e.WorkerLost(action.worker, "its process ended"))

@@ -36,10 +36,15 @@ class ProcessWatch:
         return descriptor
 
     def ended(self, descriptor: int) -> FrontendLost | WorkerLost:
-        """The process of this descriptor has ended: stop watching it. Returns what happened."""
+        """Stop watching the process of this descriptor. Returns what its end means."""
         watched = self._by_peer.pop(self._peers.pop(descriptor))
         os.close(descriptor)
         return watched.when_ended
+
+    def descriptor_of(self, peer: bytes) -> int | None:
+        """The descriptor by which a peer is watched, if it is."""
+        watched = self._by_peer.get(peer)
+        return None if watched is None else watched.descriptor
 
     def owns(self, descriptor: int) -> bool:
         """Whether this is one of the watched descriptors."""

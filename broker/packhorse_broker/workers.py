@@ -94,6 +94,9 @@ def beat(ledger: Ledger, event: e.WorkerBeat) -> None:
     if worker is None:
         return
     worker.memory_bytes = event.beat.memory_bytes
+    if worker.is_held and event.beat.batch_id == 0:
+        worker.is_held = False
+        ledger.fleet.refresh(worker)
     if event.beat.batch_id and event.beat.busy_ms >= 1000 * ledger.settings.workers.batch_timeout:
         _kill(ledger, worker, f"a batch runs for {event.beat.busy_ms / 1000:.1f} s (batch_timeout)", blame=True)
     elif worker.is_silent and event.beat.batch_id == 0:
@@ -133,6 +136,10 @@ def broke(ledger: Ledger, event: e.BatchBroke) -> None:
     batch = _settle(ledger, worker, failed.boot_id, failed.batch_id)
     if worker is None or batch is None:
         return
+    if failed.code is ErrorCode.NO_WORKER and failed.retryable:
+        _hold(ledger, worker, failed.message)
+        ledger.put_back([batch])
+        return
     ledger.log(
         e.WARNING,
         "batch failed",
@@ -148,6 +155,15 @@ def broke(ledger: Ledger, event: e.BatchBroke) -> None:
     for request, _ in batch.items:
         if not request.closed:
             ledger.fail(request, failed.code, failed.message)
+
+
+def _hold(ledger: Ledger, worker: Worker, reason: str) -> None:
+    """A worker would not begin a batch, for which no input is to blame. It is sent nothing until its next beat says that it is
+    free, so that batch and refusal cannot chase each other."""
+    if not worker.is_held:
+        ledger.log(e.WARNING, f"worker refused a batch: {reason}", worker=worker.name, pid=worker.pid)
+    worker.is_held = True
+    ledger.fleet.refresh(worker)
 
 
 def drained(ledger: Ledger, event: e.WorkerDrained) -> None:

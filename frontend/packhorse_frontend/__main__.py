@@ -28,6 +28,8 @@ from packhorse_shared.settings import MAX_FRONTENDS, HttpSettings, Settings
 
 log = logging.getLogger(__name__)
 
+_SWITCH_INTERVAL_S = 0.001
+"""A thread that reads a large body gives way to the event loop after so long; Python's own 5 ms add up over a request."""
 _MOST_THREADS = 8
 _OTHER_DESCRIPTORS = 256
 """Beside connections: sockets, libraries, and those that are refused."""
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed, settings = parse(parser, sys.argv[1:] if arguments is None else arguments, os.environ)
     # The pool's threads are the parallelism: the tokenizer's own threads would come on top, one for each core of the host.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     configure_logs(settings.process, f"frontend-{parsed.index}")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -13,10 +13,11 @@ from pathlib import Path
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
+from packhorse_frontend.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
+from packhorse_frontend.cors import AllowOrigins
 from packhorse_frontend.keys import Keys
 from packhorse_frontend.middleware import (
-    AllowOrigins,
     AnswerProblems,
     NameRequests,
     NormalizePath,
@@ -62,6 +63,7 @@ class Frontend:
         self._is_announced = False
         self._tokenizers = ThreadPoolExecutor(plan.threads, "tokenizer")
         self._renderer = ThreadPoolExecutor(1, "renderer")
+        self._body_reader = ThreadPoolExecutor(1, "body-reader")
         self.state = FrontendState(
             http=plan.http,
             served_names=plan.served_names,
@@ -69,6 +71,8 @@ class Frontend:
             client=BrokerClient(plan.run_dir.frontends_endpoint, plan.index, self._on_broker_state),
             pool=TokenizerPool(self._tokenizers, plan.threads),
             renderer=self._renderer,
+            body_reader=self._body_reader,
+            body_memory=BodyMemory(plan.http.max_body_bytes),
         )
         self.fault: CannotStartError | None = None
         """Why this process cannot serve, once that is known; ``on_fault`` was called then."""
@@ -98,8 +102,8 @@ class Frontend:
         finally:
             loading.cancel()
             self.state.client.close()
-            self._tokenizers.shutdown(wait=False, cancel_futures=True)
-            self._renderer.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._tokenizers, self._renderer, self._body_reader):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _make_routes(self) -> ASGIApp:
         @contextlib.asynccontextmanager

@@ -1,10 +1,14 @@
-"""Reading a request's body: counted while it streams, unpacked in small steps, never more than the limit in memory."""
+"""Reading a request's body: counted while it streams, unpacked in small steps, never more than the limits in memory.
+
+One body is bounded by ``max_body_bytes``, and the bodies of all requests of a frontend together by ``BodyMemory``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
@@ -13,16 +17,64 @@ from packhorse_frontend.problems import Problem, invalid
 
 _GZIP = zlib.MAX_WBITS | 16
 _STEP_BYTES = 1 << 20
+_LEAST_MEMORY_BYTES = 256 << 20
+_BODIES_IN_MEMORY = 4
+LARGEST_INLINE_BYTES = 64 * 1024
+"""A body up to this size is parsed on the event loop, a larger one in a thread, and counted."""
 
 
 class ClientGoneError(Exception):
     """The client closed its connection: nobody is left to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+class BodyShare:
+    """What one request has of the memory for bodies. Small bodies cost nothing: the number of connections bounds them."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self.bytes = 0
+
+    def grow(self, body_bytes: int) -> None:
+        """The body has so many bytes by now. Raises Problem (503) where that is too much beside the bodies of others."""
+        if body_bytes > LARGEST_INLINE_BYTES:
+            self._memory.take(body_bytes - self.bytes)
+            self.bytes = body_bytes
+
+
+class BodyMemory:
+    """The bytes of all large bodies that a frontend holds, from their arrival until their requests are answered."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self.max_bytes = max(_LEAST_MEMORY_BYTES, _BODIES_IN_MEMORY * max_body_bytes)
+        self.held_bytes = 0
+
+    @contextmanager
+    def share(self) -> Iterator[BodyShare]:
+        """The share of one request, given back in the end."""
+        share = BodyShare(self)
+        try:
+            yield share
+        finally:
+            self.held_bytes -= share.bytes
+
+    def take(self, more_bytes: int) -> None:
+        """Hold so many bytes more. Raises Problem (503)."""
+        if self.held_bytes + more_bytes > self.max_bytes:
+            raise Problem(
+                503,
+                f"the bodies of open requests fill the {self.max_bytes} bytes that this server keeps for them; try again later",
+                code="too_many_large_bodies",
+                headers={"retry-after": "1"},
+                closes=True,
+            )
+        self.held_bytes += more_bytes
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, share: BodyShare) -> bytes:
     """The whole body, unpacked. ``max_bytes`` bounds it both as sent and as unpacked.
 
-    Raises Problem: 413 beyond the limit, 415 for a coding other than gzip, 400 for broken gzip. Raises ClientGoneError.
+    Raises Problem: 413 beyond the limit, 415 for a coding other than gzip, 400 for broken gzip, 503 when all bodies together
+    are too many bytes. Raises ClientGoneError.
     """
     headers = Headers(scope=scope)
     announced = headers.get("content-length", "")
@@ -31,8 +83,14 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     is_packed = _is_gzip(headers)
     chunks = _bounded_chunks(receive, max_bytes)
     if is_packed:
-        return await _unpack(chunks, max_bytes)
-    return b"".join([chunk async for chunk in chunks])
+        return await _unpack(chunks, max_bytes, share)
+    received: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        share.grow(size)
+        received.append(chunk)
+    return b"".join(received)
 
 
 def _is_gzip(headers: Headers) -> bool:
@@ -66,7 +124,7 @@ async def _bounded_chunks(receive: Receive, max_bytes: int) -> AsyncIterator[byt
             return
 
 
-async def _unpack(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
+async def _unpack(chunks: AsyncIterator[bytes], max_bytes: int, share: BodyShare) -> bytes:
     unpacked: list[bytes] = []
     size = 0
     unpacker = zlib.decompressobj(_GZIP)
@@ -82,6 +140,7 @@ async def _unpack(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
                 size += len(piece)
                 if size > max_bytes:
                     raise _too_large(max_bytes)
+                share.grow(size)
                 unpacked.append(piece)
                 rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
                 if len(piece) == _STEP_BYTES:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from packhorse_frontend.body import read_body
+from packhorse_frontend.body import LARGEST_INLINE_BYTES, read_body
 from packhorse_frontend.client import RequestFailedError
 from packhorse_frontend.dimensions import Rows, check_dimensions
 from packhorse_frontend.disconnect import while_connected
 from packhorse_frontend.gate import find_refusal
-from packhorse_frontend.inputs import IdLists, LengthRule, TokenizedInputs, check_ids, read_input
+from packhorse_frontend.inputs import IdLists, LengthRule, Texts, TokenizedInputs, cut_ids, read_input
+from packhorse_frontend.large_body import read_large_body
+from packhorse_frontend.parsing import BodyParser
 from packhorse_frontend.problems import Problem, from_failure
 from packhorse_frontend.prompts import choose_prompt
 from packhorse_frontend.render import LARGEST_INLINE_VALUES, render_embeddings
-from packhorse_frontend.schema import BodyParser, EmbeddingsRequest, Usage
+from packhorse_frontend.schema import EmbeddingsRequest, Usage
 from packhorse_frontend.state import FrontendState
 from packhorse_frontend.tokens import TextTokenizer, TextWork
 from packhorse_shared.messages import BrokerState, EncodeOptions, ErrorCode, ModelFacts
@@ -32,6 +36,18 @@ class _Serving:
     tokenizer: TextTokenizer
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What a request asks for, checked as far as can be before its texts are tokenized."""
+
+    request: EmbeddingsRequest
+    """Its ``input`` is not to be looked at any more."""
+    dimension: int
+    inputs: Texts | TokenizedInputs
+    prompt: str
+    rule: LengthRule
+
+
 class EmbeddingsRoute:
     """The ASGI endpoint."""
 
@@ -41,16 +57,57 @@ class EmbeddingsRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises Problem, or ClientGoneError."""
-        deadline = asyncio.get_running_loop().time() + self._state.http.request_timeout
-        body = await read_body(scope, receive, self._state.http.max_body_bytes)
-        answer = await while_connected(receive, self._answer(body, deadline))
+        answer = await self._read_and_answer(scope, receive)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode("ascii"))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
+    async def _read_and_answer(self, scope: Scope, receive: Receive) -> bytes:
+        deadline = asyncio.get_running_loop().time() + self._state.http.request_timeout
+        self._admit()  # there is no use in reading the body of what will be refused
+        with self._state.body_memory.share() as share:
+            body = await read_body(scope, receive, self._state.http.max_body_bytes, share)
+            return await while_connected(receive, self._answer(body, deadline))
+
     async def _answer(self, body: bytes, deadline: float) -> bytes:
         serving = self._admit()
-        request: EmbeddingsRequest = self._parser.parse(body)
+        if len(body) <= LARGEST_INLINE_BYTES:
+            question = self._read(body, serving)
+        else:
+            question = await self._read_in_thread(body, serving)
+        del body
+        request, dimension = question.request, question.dimension
+        if isinstance(question.inputs, TokenizedInputs):
+            tokens, options = question.inputs, EncodeOptions()
+        else:
+            tokens, options = await self._tokenize(question.inputs, question, serving)
+        self._admit()  # the queue may have filled meanwhile
+        rows = await self._encode(tokens, options, request, serving.model, deadline)
+        usage = Usage(
+            prompt_tokens=len(tokens.ids),
+            total_tokens=len(tokens.ids),
+            truncated_inputs=tokens.truncated if request.truncate_prompt_tokens is not None else msgspec.UNSET,
+        )
+        return await self._render(rows, dimension, request, usage)
+
+    async def _read_in_thread(self, body: bytes, serving: _Serving) -> _Question:
+        is_abandoned = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._state.body_reader, lambda: self._read(body, serving, is_abandoned.is_set)
+            )
+        finally:
+            is_abandoned.set()
+
+    def _read(self, body: bytes, serving: _Serving, is_abandoned: Callable[[], bool] | None = None) -> _Question:
+        """What a body asks for, checked. ``is_abandoned`` is given in a thread, where the body is read in steps."""
+        max_inputs, rows = self._state.http.max_inputs, serving.model.vocabulary_rows
+        request: EmbeddingsRequest
+        inputs: Texts | IdLists | None = None
+        if is_abandoned is None:
+            request = self._parser.parse(body)
+        else:
+            request, inputs = read_large_body(body, self._parser, max_inputs, rows, is_abandoned)
         names = self._state.served_names
         if request.model is not None and request.model not in names:
             raise Problem(
@@ -60,15 +117,11 @@ class EmbeddingsRoute:
                 code="model_not_found",
             )
         dimension = check_dimensions(request.dimensions, serving.model, names[0])
-        tokens, options = await self._tokenize(request, serving)
-        self._admit()  # the queue may have filled meanwhile
-        rows = await self._encode(tokens, options, request, serving.model, deadline)
-        usage = Usage(
-            prompt_tokens=len(tokens.ids),
-            total_tokens=len(tokens.ids),
-            truncated_inputs=tokens.truncated if request.truncate_prompt_tokens is not None else msgspec.UNSET,
-        )
-        return await self._render(rows, dimension, request, usage)
+        inputs = inputs or read_input(request.input, max_inputs, rows)
+        prompt = choose_prompt(request, serving.model, is_text=isinstance(inputs, Texts))
+        rule = _length_rule(request.truncate_prompt_tokens, serving)
+        checked = cut_ids(inputs, rule) if isinstance(inputs, IdLists) else inputs
+        return _Question(request, dimension, checked, prompt, rule)
 
     def _admit(self) -> _Serving:
         """What is needed to serve a request now. Raises Problem (503, 429) before any work is done for it."""
@@ -85,27 +138,22 @@ class EmbeddingsRoute:
             raise problem
         return _Serving(broker, broker.model, tokenizer)
 
-    async def _tokenize(self, request: EmbeddingsRequest, serving: _Serving) -> tuple[TokenizedInputs, EncodeOptions]:
-        inputs = read_input(request.input, self._state.http.max_inputs)
-        prompt = choose_prompt(request, serving.model, is_text=not isinstance(inputs, IdLists))
-        rule = _length_rule(request.truncate_prompt_tokens, serving)
-        if isinstance(inputs, IdLists):
-            return check_ids(inputs, serving.model.vocabulary_rows, rule), EncodeOptions()
+    async def _tokenize(self, inputs: Texts, question: _Question, serving: _Serving) -> tuple[TokenizedInputs, EncodeOptions]:
         work = TextWork(
             inputs.texts,
             first_index=0,
             listed=inputs.listed,
-            prompt=prompt,
+            prompt=question.prompt,
             lowercase=serving.model.lowercase,
-            add_special_tokens=request.add_special_tokens is not False,
-            rule=rule,
+            add_special_tokens=question.request.add_special_tokens is not False,
+            rule=question.rule,
         )
         tokens = await self._state.pool.tokenize(serving.tokenizer, work)
         if int(tokens.ids.max()) >= serving.model.vocabulary_rows:
             raise Problem(500, "the tokenizer made an id that the model has no embedding for", code="tokenizer_mismatch")
-        if not prompt:
+        if not question.prompt:
             return tokens, EncodeOptions()
-        prompt_tokens = await self._state.pool.count_prompt_tokens(serving.tokenizer, prompt, work)
+        prompt_tokens = await self._state.pool.count_prompt_tokens(serving.tokenizer, question.prompt, work)
         return tokens, EncodeOptions(prompt_tokens)
 
     async def _encode(

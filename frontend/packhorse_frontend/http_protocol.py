@@ -22,12 +22,12 @@ from typing import Any
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from packhorse_frontend.lingering import LingeringTransport
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.request_ids import new_request_id
+from packhorse_frontend.refusal import split_head, write_refusal
 from packhorse_shared.settings import HttpSettings
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._head = bytearray()
         """A head that is not complete yet, or what the client sent ahead."""
+        self._taken_head = b""
+        """The head of the request whose body comes."""
         self._is_in_body = False
         """Whether a head was given to the parser and its message is not complete."""
         self._is_begun = False
@@ -156,6 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
         head = _UPGRADE.sub(rb"x-ignored-\1:", bytes(self._head[:end]))
         rest = memoryview(bytes(self._head[end:]))
         self._head.clear()
+        self._taken_head = head
         self._is_in_body, self._is_begun, self._is_head_parsed = True, False, False
         self._body_left, self._body_bytes, self._framing_bytes = None, 0, 0
         self._feed(head)
@@ -216,6 +219,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._is_in_body = False
+        self._taken_head = b""
         self._stop_receiving()
         super().on_message_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
@@ -280,6 +284,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, problem: Problem) -> None:
         """Answer outside of any route, and close. A route that waits for the rest of its request learns that it is gone."""
+        requested = split_head(self._taken_head if self._is_in_body else self._head)
         self._is_broken = True
         self._stop_receiving()
         self._head.clear()
@@ -292,7 +297,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.abort()
                 return
-        self.transport.write(_as_bytes(problem))
+        self.transport.write(write_refusal(problem, requested, self.limits.cors_allow_origin))
         self.transport.close()
 
 
@@ -305,16 +310,3 @@ def _end_of_head(head: bytearray) -> int:
     """Where the head ends (the first byte after it); 0 while it does not. A bare LF ends it too, for the parser to refuse."""
     ends = [end + len(mark) for mark in (b"\r\n\r\n", b"\n\n") if (end := head.find(mark)) >= 0]
     return min(ends, default=0)
-
-
-def _as_bytes(problem: Problem) -> bytes:
-    body = problem.body()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "x-request-id": new_request_id(),
-        "connection": "close",
-        **problem.headers,
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return b"".join((STATUS_LINE[problem.status], lines.encode("latin-1"), b"\r\n", body))

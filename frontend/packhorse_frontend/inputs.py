@@ -1,15 +1,14 @@
 """The four forms of ``input``, told apart and checked before anything is queued.
 
 ``str`` and ``list[str]`` are texts; ``list[int]`` is one input, ``list[list[int]]`` several, and their ids are used verbatim.
-Checks run over whole lists at C speed: 2048 inputs of 512 ids take about 0.1 s, nearly all of it in making Python's ints
-into an array.
+A body that is too large for one step is read by ``large_body.py``, to the same types and by the same rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import cast
 
 import numpy as np
@@ -32,9 +31,11 @@ class Texts:
 
 @dataclass(frozen=True)
 class IdLists:
-    """Inputs that are token ids already, not yet checked against a vocabulary."""
+    """Inputs that are token ids already, each within the embedding table; their lengths are not checked yet."""
 
-    lists: Sequence[list[int]]
+    ids: Ids
+    """The ids of all inputs, joined."""
+    lengths: list[int]
     listed: bool
 
 
@@ -75,69 +76,87 @@ def label_of(index: int, *, listed: bool) -> str:
     return f"input[{index}]" if listed else "input"
 
 
-def read_input(value: str | list[InputElement] | None, max_inputs: int) -> Texts | IdLists:
-    """Tell the form of ``input``. Raises Problem (400): absent, empty, mixed, or more than ``max_inputs``."""
+def read_input(value: str | list[InputElement] | None, max_inputs: int, vocabulary_rows: int) -> Texts | IdLists:
+    """Tell the form of ``input``, and check its ids to be within [0, vocabulary_rows).
+
+    Raises Problem (400): absent, empty, mixed, more than ``max_inputs``, or an id that the model does not have.
+    """
     if value is None:
         raise invalid("input is required: a text, a list of texts, token ids, or a list of token id lists", "input")
     if isinstance(value, str):
         return Texts([value], listed=False)
     if not value:
-        raise invalid("input is an empty list; it needs at least one input", "input")
+        raise refuse_empty("input")
     kinds = set(map(type, value))
     if len(kinds) > 1:
-        raise _refuse_mixture(value)
+        first = type(value[0])
+        index = next(position for position, element in enumerate(value) if type(element) is not first)
+        raise refuse_mixture(index, type(value[index]), first)
     if kinds == {int}:
-        return IdLists([cast("list[int]", value)], listed=False)
+        ids = cast("list[int]", value)
+        return IdLists(to_array(ids, vocabulary_rows, "input"), [len(ids)], listed=False)
     if len(value) > max_inputs:
-        raise invalid(f"input has {len(value)} inputs, the limit is {max_inputs} (--max_inputs)", "input", "too_many_inputs")
+        raise refuse_count(f"{len(value)}", max_inputs)
     if kinds == {str}:
         return Texts(cast("list[str]", value), listed=True)
     lists = cast("list[list[int]]", value)
     if not all(lists):
-        raise invalid(f"input[{lists.index([])}] is an empty list; an input needs at least one token", "input")
-    return IdLists(lists, listed=True)
+        raise refuse_empty(f"input[{lists.index([])}]")
+    joined = _as_array(list(chain.from_iterable(lists)), vocabulary_rows)
+    if joined is None:  # some list has an id that is refused; by itself it is refused by name
+        joined = np.concatenate([to_array(each, vocabulary_rows, f"input[{index}]") for index, each in enumerate(lists)])
+    return IdLists(joined, list(map(len, lists)), listed=True)
 
 
-def _refuse_mixture(value: list[InputElement]) -> Problem:
-    first = type(value[0])
-    index = next(position for position, element in enumerate(value) if type(element) is not first)
+def refuse_empty(label: str) -> Problem:
+    """The 400 for an empty list."""
+    return invalid(f"{label} is an empty list; it needs at least one {'input' if label == 'input' else 'token'}", "input")
+
+
+def refuse_count(count: str, max_inputs: int) -> Problem:
+    """The 400 for too many inputs."""
+    return invalid(f"input has {count} inputs, the limit is {max_inputs} (--max_inputs)", "input", "too_many_inputs")
+
+
+def refuse_mixture(index: int, kind: type, first: type) -> Problem:
+    """The 400 for an input that is of another kind than the first one."""
     return invalid(
-        f"input[{index}] is {_WORDS[type(value[index])]} while input[0] is {_WORDS[first]}; all inputs must be of one kind",
-        "input",
+        f"input[{index}] is {_WORDS[kind]} while input[0] is {_WORDS[first]}; all inputs must be of one kind", "input"
     )
 
 
-def check_ids(inputs: IdLists, vocabulary_rows: int, rule: LengthRule) -> TokenizedInputs:
-    """Ids as they will be encoded: cut where that was asked for, each within [0, vocabulary_rows).
+def to_array(ids: Sequence[int], vocabulary_rows: int, label: str, first: int = 0) -> Ids:
+    """Ids as int32. ``first`` is the position of the first one in its input. Raises Problem (400) naming an id out of range."""
+    array = _as_array(ids, vocabulary_rows)
+    if array is not None:
+        return array
+    position = next(place for place, one in enumerate(ids) if not 0 <= one < vocabulary_rows)
+    raise invalid(
+        f"{label}[{first + position}] is token id {ids[position]}; this model's ids are 0 to {vocabulary_rows - 1}", "input"
+    )
 
-    Raises Problem (400) that names the input, and the limit.
-    """
-    lists, truncated = inputs.lists, 0
-    lengths = list(map(len, lists))
-    if rule.truncate_to is not None and max(lengths) > rule.truncate_to:
-        lists = [ids[: rule.truncate_to] for ids in lists]
-        truncated = sum(length > rule.truncate_to for length in lengths)
-        lengths = list(map(len, lists))
+
+def _as_array(ids: Sequence[int], vocabulary_rows: int) -> Ids | None:
+    """Ids as int32, None if one is out of range."""
+    try:
+        array = np.fromiter(ids, dtype=np.int32, count=len(ids))
+    except OverflowError:
+        return None
+    return array if array.min() >= 0 and array.max() < vocabulary_rows else None
+
+
+def cut_ids(inputs: IdLists, rule: LengthRule) -> TokenizedInputs:
+    """Ids as they will be encoded: cut where that was asked for. Raises Problem (400) that names an input which is too long."""
+    ids, lengths, limit = inputs.ids, inputs.lengths, rule.truncate_to
+    if limit is not None and limit < 1:
+        raise invalid(f"truncate_prompt_tokens is {limit}, which leaves no token; use at least 1", "truncate_prompt_tokens")
+    truncated = 0
+    if limit is not None and max(lengths) > limit:
+        starts = accumulate(lengths, initial=0)
+        ids = np.concatenate([ids[start : start + min(length, limit)] for start, length in zip(starts, lengths, strict=False)])
+        truncated = sum(length > limit for length in lengths)
+        lengths = [min(length, limit) for length in lengths]
     if max(lengths) > rule.limit:
         index = next(position for position, length in enumerate(lengths) if length > rule.limit)
         raise rule.refuse(label_of(index, listed=inputs.listed), lengths[index])
-    try:
-        ids = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(lengths))
-        in_range = int(ids.min()) >= 0 and int(ids.max()) < vocabulary_rows
-    except OverflowError:
-        in_range = False
-    if not in_range:
-        raise _refuse_id(lists, vocabulary_rows, listed=inputs.listed)
     return TokenizedInputs(ids, lengths, truncated)
-
-
-def _refuse_id(lists: Sequence[list[int]], vocabulary_rows: int, *, listed: bool) -> Problem:
-    for index, ids in enumerate(lists):
-        if min(ids) < 0 or max(ids) >= vocabulary_rows:
-            position = next(place for place, one in enumerate(ids) if not 0 <= one < vocabulary_rows)
-            return invalid(
-                f"{label_of(index, listed=listed)}[{position}] is token id {ids[position]}; "
-                f"this model's ids are 0 to {vocabulary_rows - 1}",
-                "input",
-            )
-    raise AssertionError("an id was out of range, but none is")

@@ -1,4 +1,4 @@
-"""What surrounds every route, as pure ASGI, outermost first: request ids, CORS, errors, paths, draining, API keys.
+"""What surrounds every route, as pure ASGI: request ids, CORS (``cors.py``), errors, paths, draining, API keys, in this order.
 
 (Starlette's BaseHTTPMiddleware would hide from the routes that a client left.)
 """
@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -104,7 +104,8 @@ def _explain_routing(scope: Scope, exception: HTTPException) -> Problem:
     path = scope["path"][:200]
     if exception.status_code == 404:
         return Problem(404, f"there is no {path}; embeddings are at POST /v1/embeddings", code="not_found")
-    allowed = {"allow": (exception.headers or {}).get("Allow", "")}
+    methods = (exception.headers or {}).get("Allow", "").split(", ")
+    allowed = {"allow": ", ".join(sorted(methods))}
     message = f"{path} does not take {scope['method']}, only {allowed['allow']}"
     return Problem(exception.status_code, message, code="method_not_allowed", headers=allowed)
 
@@ -119,61 +120,6 @@ def log_problem(problem: Problem, request_id: str) -> None:
     level = logging.WARNING if is_fault else logging.DEBUG
     extra = {"request_id": request_id, "status": problem.status, "code": problem.code, "reason": problem.message}
     log.log(level, "request failed", extra=extra)
-
-
-class AllowOrigins:
-    """CORS: lets the pages of some origins (or ``*``) call the API from a browser. See https://fetch.spec.whatwg.org."""
-
-    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
-        self._app = app
-        self._allows_all = "*" in origins
-        self._origins = frozenset(origin.rstrip("/") for origin in origins)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a preflight, or add what the browser asks for to the answer."""
-        origin = Headers(scope=scope).get("origin") if scope["type"] == "http" else None
-        if origin is None:
-            await self._app(scope, receive, send)
-            return
-        is_allowed = self._allows_all or origin in self._origins
-        send_with_origin = self._with_origin(send, origin, is_allowed=is_allowed)
-        requested = Headers(scope=scope)
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in requested:
-            await self._answer_preflight(send_with_origin, requested, is_allowed=is_allowed)
-        else:
-            await self._app(scope, receive, send_with_origin)
-
-    async def _answer_preflight(self, send: Send, requested: Headers, *, is_allowed: bool) -> None:
-        if not is_allowed:
-            problem = Problem(403, "this origin may not call the API (--cors_allow_origin)", code="origin_not_allowed")
-            await send_problem(send, problem)
-            return
-        headers = [
-            (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
-            (b"access-control-allow-headers", _requested_headers(requested).encode("latin-1")),
-            (b"access-control-max-age", b"600"),
-        ]
-        await send({"type": "http.response.start", "status": 204, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-
-    def _with_origin(self, send: Send, origin: str, *, is_allowed: bool) -> Send:
-        async def send_with_origin(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=list(message.get("headers", [])))
-                if is_allowed:
-                    headers["access-control-allow-origin"] = "*" if self._allows_all else origin
-                    headers["access-control-expose-headers"] = "x-request-id, retry-after"
-                if not self._allows_all:
-                    headers.add_vary_header("Origin")
-                message["headers"] = headers.raw
-            await send(message)
-
-        return send_with_origin
-
-
-def _requested_headers(requested: Headers) -> str:
-    names = requested.get("access-control-request-headers", "authorization, content-type")
-    return names if names.isascii() and names.isprintable() else "authorization, content-type"
 
 
 class RefuseWhileDraining:
@@ -208,7 +154,7 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it may come in. Raises Problem (401)."""
         is_guarded = scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS"
-        if self._keys and is_guarded and not self._keys.accept(dict(scope["headers"]).get(b"authorization", b"")):
+        if self._keys and is_guarded and not self._has_key(scope):
             raise Problem(
                 401,
                 "a valid API key is required: send it as `Authorization: Bearer KEY`",
@@ -216,6 +162,11 @@ class RequireKey:
                 headers={"www-authenticate": "Bearer"},
             )
         await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        """Of several Authorization headers none counts: it is not clear whose they are."""
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(values) == 1 and self._keys.accept(values[0])
 
 
 class NormalizePath:

@@ -6,16 +6,10 @@ and gateways add them; null means absent; a known field of a wrong type is refus
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from packhorse_frontend.problems import Problem, invalid
-
-T = TypeVar("T")
 
 # A list may hold each of these, but all of one kind; `inputs.py` sees to that, and says which element is the odd one.
 InputElement = str | int | list[int]
@@ -98,80 +92,3 @@ class Healthy(msgspec.Struct, frozen=True):
     """Answer of GET /health and GET /live."""
 
     status: Literal["ok"] = "ok"
-
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
-_CHOICES = {"encoding_format": "float or base64"}
-_MISSING = re.compile(r"required field `(\w+)`")
-
-
-class BodyParser:
-    """Parses bodies of one type. Raises Problem (400) naming the field, and the element where it is known."""
-
-    def __init__(self, kind: type[Any]) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
-
-    def parse(self, body: bytes) -> Any:
-        """The body as ``kind``."""
-        if body.startswith(_BYTE_ORDER_MARK):
-            body = body[len(_BYTE_ORDER_MARK) :]
-        if not body.strip(b" \t\r\n"):
-            raise invalid("the request has no body; send a JSON object", None)
-        try:
-            return self._decoder.decode(body)
-        except msgspec.ValidationError as problem:
-            raise _explain_type(str(problem)) from None
-        except RecursionError:
-            raise invalid("the body is nested too deeply", None) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-            raise _explain_syntax(body, str(problem)) from None
-
-
-def _explain_type(problem: str) -> Problem:
-    """``Expected `int`, got `bool` - at `$.input[0][1]``` becomes ``input[0][1]: expected int, got bool``."""
-    found = _AT.match(problem)
-    what, path = (found["what"], found["path"] or "") if found else (problem, "")
-    path = path.lstrip(".")
-    what = what.replace("`", "").replace(" | null", "")
-    what = what[:1].lower() + what[1:]
-    field = re.split(r"[.\[]", path, maxsplit=1)[0] or None
-    if field is None:
-        missing = _MISSING.search(problem)
-        field = missing[1] if missing else None
-    if field is None:
-        return invalid(f"the body is not what it should be: {what}", None)
-    if what.startswith("invalid enum value") and field in _CHOICES:
-        what += f", expected {_CHOICES[field]}"
-    return invalid(f"{path or field}: {what}", field)
-
-
-def _explain_syntax(body: bytes, problem: str) -> Problem:
-    """Why bytes are not JSON. A lone surrogate is looked for, since msgspec has no clear word for it."""
-    if b"\\ud" in body or b"\\uD" in body or "UTF-8" in problem:
-        try:
-            content = json.loads(body.decode("utf-8", "surrogateescape"))
-        except (ValueError, RecursionError):
-            content = None
-        place = _find_surrogate(content) if isinstance(content, dict) else None
-        if place is not None:
-            field, label = place
-            return invalid(f"{label}: holds a lone surrogate or bytes that are not UTF-8, which is no valid text", field)
-    return invalid(f"the body is not valid JSON: {problem[:1].lower()}{problem[1:]}", None)
-
-
-def _find_surrogate(content: dict[str, Any]) -> tuple[str | None, str] | None:
-    """The first field of a body with a string that cannot be encoded: its name, and its name with the index."""
-    for field, value in content.items():
-        for index, each in enumerate(value) if isinstance(value, list) else ((None, value),):
-            if isinstance(each, str) and not _is_encodable(each):
-                return field, field if index is None else f"{field}[{index}]"
-    return None
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from packhorse_frontend.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
 from packhorse_frontend.gate import find_outage
 from packhorse_frontend.pool import TokenizerPool
@@ -26,6 +27,10 @@ class FrontendState:
     client: BrokerClient
     pool: TokenizerPool
     renderer: Executor
+    """One thread, for large answers."""
+    body_reader: Executor
+    """One thread, for large bodies: one after the other."""
+    body_memory: BodyMemory
     tokenizer: TextTokenizer | None = None
     """None while it loads."""
     is_draining: bool = False

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, normalizers
 
 from packhorse_frontend.inputs import LengthRule, TokenizedInputs, label_of
 from packhorse_frontend.problems import invalid
 from packhorse_shared.errors import ModelFilesError
+from packhorse_shared.model_folder import tokenizer_file
 
 _LONGEST_TEXT_CHARS = 1_000_000
 _LONGEST_TEXT_CHARS_PER_TOKEN = 256
@@ -100,23 +101,22 @@ class TextTokenizer:
 
         The prompt is tokenized by itself; a special token at its end (EOS, SEP) is not counted.
         """
-        ids = self._tokenizer.encode(prompt.lower() if lowercase else prompt, add_special_tokens=add_special_tokens).ids
+        ids = self._variant(lowercase=lowercase).encode(prompt, add_special_tokens=add_special_tokens).ids
         return len(ids) - (bool(ids) and ids[-1] in self._special_ids)
 
     def _encode(self, work: TextWork, is_abandoned: Callable[[], bool]) -> Iterator[tuple[int, Encoding, bool]]:
         """Index, encoding and whether all of the text was tokenized, text by text, a step of text at a time."""
         beginning_chars = _BEGINNING_CHARS + _BEGINNING_CHARS_PER_TOKEN * work.rule.limit
+        reader = self._variant(lowercase=work.lowercase)
         index = work.first_index
         for texts in _steps(work.texts):
             if is_abandoned():
                 raise AbandonedError
             prepared = [work.prompt + text for text in texts] if work.prompt else texts
-            if work.lowercase:
-                prepared = [text.lower() for text in prepared]
             if len(prepared) == 1 and len(prepared[0]) > beginning_chars:
                 yield index, *self._encode_long(prepared[0], index, work, beginning_chars)
             else:
-                for encoding in self._tokenizer.encode_batch_fast(prepared, add_special_tokens=work.add_special_tokens):
+                for encoding in reader.encode_batch_fast(prepared, add_special_tokens=work.add_special_tokens):
                     yield index, encoding, True
                     index += 1
                 continue
@@ -138,8 +138,20 @@ class TextTokenizer:
         return self._encode_one(text[:longest_chars], work), is_whole
 
     def _encode_one(self, text: str, work: TextWork) -> Encoding:
-        encoding: Encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=work.add_special_tokens)[0]
+        reader = self._variant(lowercase=work.lowercase)
+        encoding: Encoding = reader.encode_batch_fast([text], add_special_tokens=work.add_special_tokens)[0]
         return encoding
+
+    def _variant(self, *, lowercase: bool) -> Tokenizer:
+        return self._lowering if lowercase else self._tokenizer
+
+    @cached_property
+    def _lowering(self) -> Tokenizer:
+        """The tokenizer for ``do_lower_case``, as sentence-transformers makes it: a special token's own text stays as it is."""
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        return tokenizer
 
     def _cut(self, encoding: Encoding, work: TextWork) -> tuple[list[int], bool]:
         """The ids, cut to ``truncate_to`` tokens with the special tokens kept, and whether something was cut off."""
@@ -156,9 +168,7 @@ class TextTokenizer:
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of a model folder. Raises ModelFilesError naming the file when it is missing or broken."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelFilesError(f"model: {path} is missing; Packhorse needs a model with a fast tokenizer (tokenizer.json)")
+    path = tokenizer_file(folder)
     try:
         return TextTokenizer(Tokenizer.from_file(str(path)))
     except Exception as problem:  # the library raises Exception itself

@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from packhorse_shared.settings import MAX_BATCH_INPUTS, MAX_INPUTS, MAX_TOKENS
+from packhorse_shared.settings import MAX_BATCH_INPUTS, MAX_FRONTENDS, MAX_INPUTS, MAX_PROCESSES, MAX_TOKENS
 
 PROTOCOL_VERSION = 1
 BYTES_PER_TOKEN = 4
@@ -38,6 +38,10 @@ Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 ShortText = Annotated[str, Meta(max_length=256)]
 Message = Annotated[str, Meta(max_length=4096)]
 Priority = Annotated[int, Meta(ge=-100, le=100)]
+ProcessId = Annotated[int, Meta(ge=0, le=1 << 22)]
+"""0 for a process that cannot be watched; the largest is Linux's PID_MAX_LIMIT."""
+Slot = Annotated[int, Meta(ge=-1, lt=MAX_PROCESSES)]
+"""A worker's slot under supervisord; -1 for one started by hand."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -110,8 +114,8 @@ class FrontendHello(_Header, array_like=True, frozen=True):
     """First message of a frontend. The pid lets a broker on the same host see its death at once."""
 
     version: int
-    index: Annotated[int, Meta(ge=0)]
-    pid: Annotated[int, Meta(ge=0)]
+    index: Annotated[int, Meta(ge=0, lt=MAX_FRONTENDS)]
+    pid: ProcessId
 
 
 class SubmittedRequest(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -265,9 +269,8 @@ class WorkerAnnounce(_Header, array_like=True, frozen=True):
 
     version: int
     token: ShortText
-    slot: int
-    """Its slot under supervisord; -1 for one started by hand."""
-    pid: Annotated[int, Meta(ge=0)]
+    slot: Slot
+    pid: ProcessId
     incarnation: Unsigned64
     """Random: tells a restarted worker from its predecessor."""
     device: ShortText
@@ -278,8 +281,8 @@ class WorkerHello(_Header, array_like=True, frozen=True):
 
     version: int
     token: ShortText
-    slot: int
-    pid: Annotated[int, Meta(ge=0)]
+    slot: Slot
+    pid: ProcessId
     incarnation: Unsigned64
     device: ShortText
     model: ModelFacts

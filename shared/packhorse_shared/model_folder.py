@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 from packhorse_shared.errors import ModelFilesError
@@ -40,6 +41,31 @@ def find_folder(settings: ModelSettings, *, weights: bool) -> Path:
     if settings.model.startswith((".", "/", "~")) or settings.model.count("/") > 1:
         raise ModelFilesError(f"model: there is no folder {settings.model}")
     return _download(settings.model, settings, weights=weights)
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """The tokenizer.json of a model folder: beside its transformer, which modules.json may put into a folder of its own.
+
+    Raises ModelFilesError when there is none.
+    """
+    path = _transformer_folder(folder) / "tokenizer.json"
+    for found in (path, folder / "tokenizer.json"):
+        if found.is_file():
+            return found
+    raise ModelFilesError(
+        f"model: {path} is missing, and Packhorse needs the tokenizer in that form; transformers makes it from the older ones: "
+        "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    )
+
+
+def _transformer_folder(folder: Path) -> Path:
+    """Where the first entry of modules.json says that the transformer is; the folder itself when nothing can be told."""
+    try:
+        inner = json.loads((folder / "modules.json").read_text(encoding="utf-8"))[0]["path"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return folder  # the worker tells what is wrong with that file
+    is_inside = isinstance(inner, str) and ".." not in Path(inner).parts and not Path(inner).is_absolute()
+    return folder / inner if is_inside else folder
 
 
 def _demo_folder() -> Path:

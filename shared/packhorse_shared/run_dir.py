@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,14 @@ _LONGEST_SOCKET_PATH_BYTES = 107
 _LONGEST_SOCKET_NAME = "supervisor.sock.4194304"
 """supervisord binds its control socket under this name, its pid behind it, before it renames it."""
 _PREFIX = "packhorse-"
+_LOCK_PATIENCE_S = 0.5
+_LOCK_RETRY_S = 0.01
+"""Who only looks whether a broker lives (``is_live``) holds the lock for an instant; that must not stop a start."""
 
 
 class RunningServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``server.json`` holds: how tools find the parts of a running server."""
 
-    broker_pid: int
     url: str
     """Where the frontends listen: http://host:port, https://host:port or unix:PATH."""
     supervisor_url: str | None
@@ -84,7 +87,8 @@ class RunDir:
             raise CannotStartError(f"run_dir: {self.path} belongs to user {found.st_uid}, not to user {os.geteuid()}")
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise CannotStartError(
-                f"run_dir: {self.path} has mode {stat.S_IMODE(found.st_mode):04o}; it must be 0700 (chmod 700 {self.path})"
+                f"run_dir: {self.path} has mode {stat.S_IMODE(found.st_mode):04o}; it must be a private "
+                "folder of its own with mode 0700; one that does not exist yet is made so"
             )
         longest = len(os.fsencode(self.path / _LONGEST_SOCKET_NAME))
         if longest > _LONGEST_SOCKET_PATH_BYTES:
@@ -99,15 +103,20 @@ class RunDir:
         Returns the file descriptor that holds it. Raises CannotStartError when another broker holds it. ZeroMQ itself
         would let a second bind steal the endpoint in silence.
         """
-        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise CannotStartError(
-                f"run_dir: another Packhorse runs in {self.path}; choose another --port or --run_dir"
-            ) from None
-        return descriptor
+        descriptor = open_lock(self.lock_file)
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_LOCK_RETRY_S)
+                    continue
+                os.close(descriptor)
+                raise CannotStartError(
+                    f"run_dir: another Packhorse runs in {self.path}; choose another --port or --run_dir"
+                ) from None
+            return descriptor
 
     def is_live(self) -> bool:
         """Whether a broker holds the lock now."""
@@ -174,13 +183,27 @@ class RunDir:
 
     @staticmethod
     def _write_private(path: Path, content: bytes) -> None:
-        """Write a file that only its owner may read, whole or not at all."""
+        """Write a file that only its owner may read, whole or not at all. Raises CannotStartError."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        draft.replace(path)
+        try:
+            if path.is_file() and path.read_bytes() == content:
+                return  # a broker that is started again needs no room on the disk
+            draft.unlink(missing_ok=True)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            draft.replace(path)
+        except OSError as problem:
+            raise CannotStartError(f"run_dir: cannot write {path}: {problem.strerror}") from None
+
+
+def open_lock(path: Path) -> int:
+    """Open a file to be locked, made if it is missing. Raises CannotStartError when that cannot be done."""
+    try:
+        # O_NONBLOCK: a pipe of that name would hold us up for ever.
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as problem:
+        raise CannotStartError(f"run_dir: cannot open {path}: {problem.strerror}") from None
 
 
 def run_dir_of(settings: ProcessSettings, port: int, xdg_runtime_dir: str | None) -> RunDir:

@@ -49,7 +49,7 @@ def test_cancel_of_one_leaves_the_others_of_its_batch() -> None:
 def test_a_lost_frontends_requests_are_dropped_and_no_others() -> None:
     story = Story(max_batch_size=1, max_queue_delay=0.0).with_frontend("f0").with_frontend("f1").with_workers("w0")
     story.feed(submit(1, [1] * 3), submit(1, [1] * 2, frontend="f1"))
-    assert story.feed(e.FrontendLost(b"f0", "its process ended")) == ["log: frontend left: its process ended"]
+    assert story.feed(e.FrontendLost(b"f0", "its process ended")) == ["unwatch f0", "log: frontend left: its process ended"]
     lines = [line for batch in (1, 2, 3, 4) if batch in story.sent for line in story.done("w0", batch)]
     assert [line for line in lines if line.startswith("result")] == ["result -> f1: 1.0", "result -> f1: 1.1"]
     assert story.report().queue.inputs == 0
@@ -60,7 +60,7 @@ def test_a_silent_frontend_is_given_up() -> None:
     story.submit(1, resubmitted=True)
     story.wait(FRONTEND_SILENT_S - 1)
     assert story.feed(e.FrontendPinged(b"f1")) == ["state -> f1: ready 0 loading 0 queue 1"]
-    assert story.wait(1.5) == [f"log: frontend left: silent for {FRONTEND_SILENT_S:g} s"]
+    assert story.wait(1.5) == ["unwatch f0", f"log: frontend left: silent for {FRONTEND_SILENT_S:g} s"]
     assert story.report().queue.inputs == 0
 
 

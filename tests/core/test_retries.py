@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from broker_story import Story, hello, inputs_of, lost, submit, without_logs
+from broker_story import BOOT_ID, Story, beat, hello, inputs_of, lost, submit, without_logs
 from packhorse_broker import events as e
 from packhorse_shared.messages import BatchFailed, ErrorCode, InputFailure
 
@@ -171,3 +171,21 @@ def test_a_death_after_the_client_left_fails_nobody() -> None:
     story.feed(lost("w1"), hello("w2"))
     story.feed(e.RequestsCancelled(b"f0", [1]))
     assert without_logs(story.feed(lost("w2"))) == ["state -> f0: ready 0 loading 0 queue 0"]
+
+
+def test_a_worker_that_refuses_a_batch_is_left_alone_until_it_beats_free_and_nothing_is_charged() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    for batch in range(1, 6):
+        refusal = BatchFailed(BOOT_ID, batch, ErrorCode.NO_WORKER, "busy", retryable=True)
+        assert without_logs(story.feed(e.BatchBroke(b"w0", refusal)))[:1] == ["state -> f0: ready 0 loading 0 queue 1"]
+        assert without_logs(story.feed(beat("w0", batch_id=99))) == []
+        assert without_logs(story.feed(beat("w0")))[0] == f"batch {batch + 1} -> w0: 1.0"
+    assert story.done("w0", 6) == ["result -> f0: 1.0"]
+
+
+def test_a_refused_batch_goes_to_another_worker_at_once() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.submit(1)
+    refusal = BatchFailed(BOOT_ID, 1, ErrorCode.NO_WORKER, "busy", retryable=True)
+    assert without_logs(story.feed(e.BatchBroke(b"w0", refusal)))[0] == "batch 2 -> w1: 1.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import select
 import shutil
@@ -18,6 +19,7 @@ from random import Random
 import msgspec
 import psutil
 import pytest
+import zmq
 
 from fakes import (
     MODEL,
@@ -38,7 +40,7 @@ from packhorse_shared import messages as m
 from packhorse_shared.codec import encode
 from packhorse_shared.errors import EXIT_CANNOT_START
 from packhorse_shared.run_dir import RunDir
-from packhorse_shared.sockets import query_status
+from packhorse_shared.sockets import new_identity, open_dealer, query_status
 
 
 class Broker:
@@ -302,6 +304,36 @@ def test_malformed_messages_are_counted_logged_and_dropped(start: type[Broker], 
     assert broker.process.poll() is None
 
 
+@pytest.mark.parametrize("pid", [1 << 31, 1 << 62, (1 << 63) - 1])
+def test_a_hello_with_an_impossible_pid_is_malformed(start: type[Broker], run_dir: RunDir, pid: int) -> None:
+    broker = start()
+    with FakeFrontend(run_dir) as frontend, FakeWorker(run_dir):
+        frontend.socket.send_multipart([b"\x01", msgspec.msgpack.encode([m.PROTOCOL_VERSION, 0, pid]), b""])
+        frontend.submit(1, [[4, 4]])
+        assert frontend.wait(1) == [vector_of([4, 4])]
+    wait_until(lambda: "malformed message dropped" in broker.log())
+    assert broker.process.poll() is None
+
+
+def test_frontends_that_leave_take_their_watch_along(start: type[Broker], run_dir: RunDir) -> None:
+    """Their process may live on (here it is the test's own): what was opened for them must not stay open."""
+    broker = psutil.Process(start().process.pid)
+    context = zmq.Context()
+    sockets = [open_dealer(context, run_dir.frontends_endpoint, new_identity("frontend", 0)) for _ in range(30)]
+    for socket in sockets:
+        socket.send_multipart(encode(m.Ping()))
+    assert all(socket.poll(5000) for socket in sockets)
+    before = broker.num_fds()
+    for socket in sockets:
+        socket.send_multipart(encode(m.FrontendHello(m.PROTOCOL_VERSION, 0, os.getpid())))
+    wait_until(lambda: broker.num_fds() >= before + len(sockets), what="a watch for each")
+    context.destroy(linger=0)
+    wait_until(lambda: broker.num_fds() <= before + 1, what="the connections to be closed")
+    # A new worker is news for every frontend: that is when the broker finds out.
+    with FakeWorker(run_dir):
+        wait_until(lambda: broker.num_fds() <= before - len(sockets) + 5, what="the watches to be closed")
+
+
 def test_anyone_may_ask_for_the_status(start: type[Broker], run_dir: RunDir) -> None:
     start("--max_queue_size", "17")
     report = query_status(run_dir, timeout_s=5)
@@ -414,9 +446,9 @@ def test_one_broker_per_run_directory(start: type[Broker], run_dir: RunDir) -> N
 
 
 def test_what_is_left_in_the_run_directory(start: type[Broker], run_dir: RunDir) -> None:
-    broker = start("--max_batch_size", "5", "--port", "8123", "--api_key", secrets.token_hex(8))
+    start("--max_batch_size", "5", "--port", "8123", "--api_key", secrets.token_hex(8))
     server = run_dir.read_server()
-    assert (server.broker_pid, server.url, server.supervisor_url) == (broker.process.pid, "http://127.0.0.1:8123", None)
+    assert (server.url, server.supervisor_url) == ("http://127.0.0.1:8123", None)
     assert run_dir.read_settings().batching.max_batch_size == 5
     assert run_dir.read_settings().http.api_key == ()
     for file in (run_dir.settings_file, run_dir.server_file, run_dir.token_file):

@@ -20,6 +20,7 @@ EVERYTHING = Decoder(*KINDS)
 
 TEXT = st.text(max_size=20)
 COUNT = st.integers(0, 1 << 40)
+PID = st.integers(0, 1 << 22)
 UNSIGNED = st.integers(0, (1 << 63) - 1)
 MS = st.floats(0, 1e12)
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=5)
@@ -85,8 +86,8 @@ OVERRIDES: dict[type[Any], st.SearchStrategy[Any]] = {
         st.lists(st.builds(m.WorkerStatus, TEXT, COUNT, TEXT, TEXT, COUNT, COUNT, COUNT, COUNT, MS, COUNT), max_size=2),
         st.builds(m.RateStatus, MS, MS, MS),
     ),
-    m.WorkerAnnounce: st.builds(m.WorkerAnnounce, COUNT, TEXT, st.integers(-1, 63), COUNT, UNSIGNED, TEXT),
-    m.WorkerHello: st.builds(m.WorkerHello, COUNT, TEXT, st.integers(-1, 63), COUNT, UNSIGNED, TEXT, MODEL, LIMITS),
+    m.WorkerAnnounce: st.builds(m.WorkerAnnounce, COUNT, TEXT, st.integers(-1, 63), PID, UNSIGNED, TEXT),
+    m.WorkerHello: st.builds(m.WorkerHello, COUNT, TEXT, st.integers(-1, 63), PID, UNSIGNED, TEXT, MODEL, LIMITS),
     m.Beat: st.builds(m.Beat, UNSIGNED, MS, COUNT),
     m.Done: st.builds(
         m.Done,
@@ -103,7 +104,7 @@ OVERRIDES: dict[type[Any], st.SearchStrategy[Any]] = {
     m.Refused: st.builds(m.Refused, TEXT),
     m.Work: st.builds(m.Work, UNSIGNED, UNSIGNED, LENGTHS, st.lists(st.builds(m.EncodeOptions, st.integers(0, 9)), max_size=2)),
     m.Introduce: st.builds(m.Introduce, UNSIGNED),
-    m.FrontendHello: st.builds(m.FrontendHello, COUNT, COUNT, COUNT),
+    m.FrontendHello: st.builds(m.FrontendHello, COUNT, st.integers(0, 31), PID),
 }
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from edges.fake_broker import running_broker
-from edges.frontend_bench import save_tokenizer, wait_until
+from edges.frontend_thread import save_tokenizer, wait_until
 from packhorse_frontend.keys import Keys, load_keys
 from packhorse_frontend.port import listen, lock_address
 from packhorse_shared.errors import CannotStartError, SettingsError

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
+from tokenizers.normalizers import Normalizer
 
-from edges.frontend_bench import build_tokenizer, save_tokenizer
+from edges.frontend_thread import build_tokenizer, save_tokenizer
 from packhorse_frontend.inputs import LengthRule, TokenizedInputs
 from packhorse_frontend.pool import TokenizerPool
 from packhorse_frontend.problems import Problem
@@ -85,6 +86,50 @@ def test_lower_case_and_prompts() -> None:
     assert ids(tokenize(tokenizer, work("T10 T11", lower=True))) == [[2, 10, 11, 3]]
     assert ids(tokenize(tokenizer, work("T10"))) == [[2, 1, 3]]
     assert ids(tokenize(tokenizer, work("t10", "", prompt="t20 "))) == [[2, 20, 10, 3], [2, 20, 3]]
+
+
+@pytest.mark.parametrize(
+    "own", [None, normalizers.NFC(), normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])]
+)
+def test_lower_case_is_what_sentence_transformers_makes_of_it(own: Normalizer | None) -> None:
+    """Its Transformer module puts Lowercase before the normalizer; special tokens are found before that, and stay."""
+    tokenizer = build_tokenizer()
+    tokenizer.normalizer = own
+    theirs = Tokenizer.from_str(tokenizer.to_str())
+    theirs.no_padding()
+    theirs.no_truncation()
+    theirs.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own is not None else [])])
+    ours = TextTokenizer(tokenizer)
+    for text in ("T10 [SEP] t11", "[sep] T10", "[UNK]T10", "\u00c9 T1\u03010", "T10 " * 70_000):
+        found = ids(tokenize(ours, work(text, lower=True, limit=100_000)))
+        assert found == [theirs.encode(text).ids]
+        assert ids(tokenize(ours, work("T10"))) == [[2, 1, 3]]
+    assert ours.count_prompt_tokens("T10 [SEP]", lowercase=True, add_special_tokens=False) == 1
+
+
+def test_the_tokenizer_is_where_the_transformer_is(tmp_path: Path) -> None:
+    """Older sentence-transformers folders keep the transformer one level down."""
+    (tmp_path / "0_Transformer").mkdir()
+    save_tokenizer(tmp_path / "0_Transformer")
+    modules = tmp_path / "modules.json"
+    for content, is_there in (
+        (
+            '[{"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling"}]',
+            True,
+        ),
+        ('[{"path": ""}]', False),
+        ('[{"path": "../elsewhere"}]', False),
+        ('[{"path": "/elsewhere"}]', False),
+        ("[]", False),
+        ("{}", False),
+        ("no json", False),
+    ):
+        modules.write_text(content)
+        if is_there:
+            assert ids(tokenize(load_tokenizer(tmp_path), work("t10"))) == [[2, 10, 3]]
+        else:
+            with pytest.raises(ModelFilesError, match=r"(modules|tokenizer)\.json"):
+                load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edges.fake_broker import DIMENSION, STATE, encode_ids
-from edges.frontend_bench import Bench, read_answer, running_frontend, save_tokenizer, wait_until
+from edges.frontend_thread import Bench, read_answer, running_frontend, save_tokenizer, wait_until
 from edges.test_http_embeddings import error, vectors
 from packhorse_shared.errors import CannotStartError
 from packhorse_shared.messages import ErrorCode, RequestFailure
@@ -196,7 +196,7 @@ def test_status_is_the_brokers_report() -> None:
 
 def test_it_answers_while_it_loads_and_says_once_when_it_is_ready(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """B74"""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     folder = save_tokenizer(tmp_path)
     with running_frontend(wait=False, state=STATE, find_model=lambda: wait_until(lambda: may_load and folder)) as bench:
         wait_until(lambda: bench.frontend.state.client.state)
@@ -210,6 +210,7 @@ def test_it_answers_while_it_loads_and_says_once_when_it_is_ready(caplog: pytest
     refused = next(record for record in caplog.records if record.getMessage() == "request failed")
     assert refused.request_id
     assert refused.status == 503
+    assert refused.levelno == logging.DEBUG, "clients that wait for a server must not fill its log"
 
 
 may_load: list[bool] = []

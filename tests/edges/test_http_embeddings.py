@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from edges.fake_broker import DIMENSION, MODEL, STATE, encode_ids
-from edges.frontend_bench import Bench, running_frontend
+from edges.frontend_thread import Bench, running_frontend, wait_until
 from packhorse_shared.messages import EncodeOptions, ModelFacts
 from packhorse_shared.settings import HttpSettings
 
@@ -169,6 +169,17 @@ def test_half_an_emoji_is_refused_by_index(bench: Bench, body: bytes) -> None:
     assert vectors(bench.post(rb'{"input":"\ud83d\ude00"}')).shape == (1, DIMENSION)
 
 
+def test_half_an_emoji_in_a_field_that_is_ignored_is_called_what_it_is(bench: Bench) -> None:
+    """B15"""
+    assert "surrogate" in error(bench.post(rb'{"input":"t10","x":{"y":"\ud83d"}}'), 400)["message"]
+
+
+def test_what_is_not_json_is_told_plainly(bench: Bench) -> None:
+    assert error(bench.post(b"{'input':1}"), 400)["message"].startswith(
+        "the body is not valid JSON: object keys must be strings"
+    )
+
+
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"x":' + b"[" * 100_000, b'{"input":' + b"[" * 100_000])
 def test_deep_nesting_is_400(bench: Bench, body: bytes) -> None:
     error(bench.post(body), 400)
@@ -259,6 +270,18 @@ def test_a_truncation_that_makes_no_sense_is_refused(bench: Bench, value: Any) -
 def test_a_truncation_above_the_limit_does_not_lift_the_limit(bench: Bench) -> None:
     error(bench.post({"input": "t10 " * 80, "truncate_prompt_tokens": 70}), 400)
     assert bench.post({"input": "t10 " * 80, "truncate_prompt_tokens": 64}).json()["usage"]["prompt_tokens"] == 64
+
+
+@pytest.mark.parametrize("value", [0, -2])
+def test_ids_cut_to_nothing_are_refused(bench: Bench, value: int) -> None:
+    for ids in ([10, 11], [[10], [11]]):
+        assert error(bench.post({"input": ids, "truncate_prompt_tokens": value}), 400)["param"] == "truncate_prompt_tokens"
+
+
+def test_ids_that_are_cut_off_are_checked_too(bench: Bench) -> None:
+    """B03: each id must be one of the model's, checked before anything is queued."""
+    found = error(bench.post({"input": [[10], [10, 11, 128]], "truncate_prompt_tokens": 1}), 400)
+    assert "input[1][2]" in found["message"]
 
 
 def test_eos_survives_truncation() -> None:
@@ -477,6 +500,45 @@ def test_the_body_limit_holds_in_both_directions() -> None:
         error(bench.post(gzip.compress(sized(50_000_000)), headers=headers), 413)
         answer = httpx.post(f"{bench.url}/v1/embeddings", content=(b" " * 10_000 for _ in range(11)))
         error(answer, 413)
+
+
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    """Each may have max_body_bytes, but not all connections at once. Small ones pass, and the room comes back."""
+    with running_frontend(HttpSettings(max_body_bytes=1_000_000)) as bench, ThreadPoolExecutor(1) as pool:
+        memory = bench.frontend.state.body_memory
+        assert memory.max_bytes == 256 << 20
+        memory.max_bytes = 1_500_000
+        bench.broker.do(lambda: setattr(bench.broker, "is_holding", True))
+        large = b'{"input":"t10"' + b" " * 900_000 + b"}"
+        waiting = pool.submit(bench.post, large)
+        wait_until(lambda: bench.broker.received)
+        for body, headers in ((large, {}), (gzip.compress(large), {"content-encoding": "gzip"})):
+            answer = bench.post(body, headers=headers)
+            assert error(answer, 503)["code"] == "too_many_large_bodies"
+            assert answer.headers["retry-after"] == "1"
+        bench.broker.release()
+        vectors(waiting.result())
+        vectors(bench.post({"input": "t10"}))
+        vectors(bench.post(large))
+        wait_until(lambda: memory.held_bytes == 0)
+
+
+def test_large_bodies_are_read_as_small_ones_are(bench: Bench) -> None:
+    """Above 64 KiB a body is read in a thread, in steps."""
+    pad = {"metadata": "x" * 100_000}
+    for value in ("t10", ["t10", "t11"], [2, 10, 3], [[2, 10, 3], [10]]):
+        small, large = bench.post({"input": value}), bench.post({"input": value, **pad})
+        assert small.json() == large.json()
+    lists = [[10 + number % 50] * 60 for number in range(1000)]
+    assert np.array_equal(vectors(bench.post({"input": lists})), [encode_ids(ids) for ids in lists])
+    for body, param in (
+        ({"model": "tiny"}, "input"),
+        ({"input": []}, "input"),
+        ({"input": "t10", "dimensions": 1}, "dimensions"),
+    ):
+        assert error(bench.post({**body, **pad}), 400)["param"] == param
+    assert error(bench.post({"input": "t10", "model": "other", **pad}), 404)["code"] == "model_not_found"
+    assert error(bench.post({"input": ["t10"] * 40_000}), 400)["code"] == "too_many_inputs"
 
 
 def test_three_megabytes_are_no_problem(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edges.frontend_bench import Bench, read_all, read_answer, running_frontend, wait_until
+from edges.frontend_thread import Bench, read_all, read_answer, running_frontend, wait_until
 from packhorse_frontend.keys import Keys
 from packhorse_shared.settings import HttpSettings
 
@@ -73,7 +73,8 @@ def test_a_wrong_method_is_told_the_right_one(bench: Bench) -> None:
     answer = bench.get("/v1/embeddings")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert bench.post(b"", path="/health").status_code == 405
+    answer = bench.post(b"", path="/health")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
     assert httpx.head(f"{bench.url}/health").status_code == 200
 
 
@@ -264,6 +265,16 @@ def test_expect_continue_is_answered_by_what_comes_of_it() -> None:
             assert read_answer(connection)[0] == 413
 
 
+def test_a_client_that_half_closes_is_gone() -> None:
+    """An end of sending is all that is seen of a client that leaves, so its work is dropped."""
+    with running_frontend(is_holding=True) as bench, bench.connect() as connection:
+        connection.sendall(POST + BODY)
+        wait_until(lambda: bench.broker.received)
+        connection.shutdown(socket.SHUT_WR)
+        wait_until(lambda: bench.broker.cancelled == [bench.broker.received[0].request.rid])
+        assert read_all(connection) == b""
+
+
 def test_a_client_that_half_closes_is_no_harm(bench: Bench) -> None:
     with bench.connect() as connection:
         connection.sendall(POST)
@@ -288,6 +299,8 @@ def test_keys_guard_all_but_health() -> None:
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["code"] == "invalid_api_key"
+        for several in (["Bearer one", "Bearer two"], ["Bearer two", "Bearer one"], ["Bearer one", "Bearer one"]):
+            assert bench.get("/v1/models", headers=[("authorization", value) for value in several]).status_code == 401
         assert bench.get("/v1/models").status_code == 401
         assert bench.get("/status").status_code == 401
         assert bench.get("/nope").status_code == 401
@@ -318,6 +331,25 @@ def test_pages_of_allowed_origins_may_call(allowed: tuple[str, ...], expected: s
             answer = bench.post(body, headers=headers)
             assert answer.status_code == status
             assert answer.headers["access-control-allow-origin"] == expected
+
+
+def test_refusals_before_any_route_carry_the_id_and_the_origin() -> None:
+    """Every answer has the caller's own id, and without the origin's header a page would not see what went wrong."""
+    own = b"X-Request-Id: mine\r\nOrigin: http://app.test\r\n"
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\n" + own
+    limits = HttpSettings(cors_allow_origin=("http://app.test",), receive_timeout=0.3)
+    with running_frontend(limits) as bench:
+        for sent, status in (
+            (head + b"X: " + b"a" * 20_000, 431),
+            (head + b"Broken\r\n\r\n", 400),
+            (head + b"X: y\r\n", 408),
+            (head + b"Content-Length: 15\r\n\r\n{", 408),
+            (head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        ):
+            headers = refusal(bench.exchange(sent), status)
+            assert (headers["x-request-id"], headers["access-control-allow-origin"]) == ("mine", "http://app.test")
+        other = refusal(bench.exchange(head.replace(b"app.test", b"b.test") + b"Broken\r\n\r\n"), 400)
+        assert "access-control-allow-origin" not in other
 
 
 def test_other_origins_may_not() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,7 @@ def test_it_is_made_private_and_again_is_fine(run_dir: RunDir) -> None:
 def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
     tmp_path.joinpath("r").mkdir()
     tmp_path.joinpath("r").chmod(0o750)
-    with pytest.raises(CannotStartError, match="mode 0750; it must be 0700"):
+    with pytest.raises(CannotStartError, match="has mode 0750; it must be a private folder"):
         RunDir(tmp_path / "r").prepare()
 
 
@@ -81,7 +84,7 @@ def test_one_broker_at_a_time(run_dir: RunDir) -> None:
 
 def test_a_lock_file_that_is_a_link_is_refused(run_dir: RunDir) -> None:
     run_dir.lock_file.symlink_to("/dev/null")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(CannotStartError, match=r"cannot open .*broker\.lock: Too many levels of symbolic links"):
         run_dir.lock()
     assert not run_dir.is_live()
 
@@ -125,7 +128,7 @@ def test_settings_are_left_without_keys(run_dir: RunDir) -> None:
 def test_server_file(run_dir: RunDir) -> None:
     with pytest.raises(CannotStartError, match="cannot read"):
         run_dir.read_server()
-    server = RunningServer(broker_pid=1, url="http://a:1", supervisor_url=None)
+    server = RunningServer(url="http://a:1", supervisor_url=None)
     run_dir.write_server(server)
     assert run_dir.read_server() == server
 
@@ -151,3 +154,42 @@ def test_find_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second.lock()
     with pytest.raises(CannotStartError, match=r"several.*packhorse-1.*packhorse-2"):
         find_running(xdg)
+
+
+def test_a_lock_held_for_an_instant_does_not_stop_a_start(run_dir: RunDir) -> None:
+    """That is what somebody who only looks (``is_live``) does."""
+    looker = os.open(run_dir.lock_file, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    timer = threading.Timer(0.1, os.close, [looker])
+    timer.start()
+    os.close(run_dir.lock())
+    timer.join()
+
+
+def test_a_folder_in_the_place_of_the_lock_file_is_one_clear_line(run_dir: RunDir) -> None:
+    run_dir.lock_file.mkdir()
+    with pytest.raises(CannotStartError, match=r"cannot open .*broker\.lock"):
+        run_dir.lock()
+
+
+def test_a_full_disk_is_one_clear_line(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(CannotStartError, match=r"cannot write .*settings\.json: No space left on device"):
+        run_dir.write_settings(Settings())
+
+
+def test_what_is_written_already_needs_no_room(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that is killed while the disk is full comes back."""
+    settings, server = Settings(), RunningServer(url="http://a:1", supervisor_url=None)
+    token = run_dir.ensure_token()
+    run_dir.write_settings(settings)
+    run_dir.write_server(server)
+    run_dir.path.chmod(0o500)
+    monkeypatch.setattr(os, "fdopen", None)
+    run_dir.write_settings(settings)
+    run_dir.write_server(server)
+    assert run_dir.ensure_token() == token
+    run_dir.path.chmod(0o700)

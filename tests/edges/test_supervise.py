@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,9 @@ say("INFO", "up with " + os.environ.get("PACKHORSE_API_KEY", "no key"))
 if os.environ.get("FAIL") == role:
     say("ERROR", "model: there is no such thing")
     sys.exit(3)
+if os.environ.get("CRASH") == role:
+    say("ERROR", "something nobody thought of")
+    sys.exit(1)
 if os.environ.get("STUBBORN") == role:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if role == "broker":
@@ -45,7 +49,7 @@ if role == "broker":
     settings = load_settings(argparse.Namespace(), os.environ)
     run_dir = run_dir_of(settings.process, settings.http.port, None)
     held = run_dir.lock()
-    run_dir.write_server(RunningServer(os.getpid(), "http://x", os.environ["SUPERVISOR_SERVER_URL"]))
+    run_dir.write_server(RunningServer("http://x", os.environ["SUPERVISOR_SERVER_URL"]))
 while True:
     time.sleep(600)
 """
@@ -74,7 +78,7 @@ class Launcher:
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: set[psutil.Process] = set()
 
-    def start(self, *flags: str, **environ: str) -> Launcher:
+    def start(self, *flags: str, before: Callable[[], None] | None = None, **environ: str) -> Launcher:
         argv = [f"--port={self.port}", f"--run_dir={self.run_dir.path}", "--devices=cpu", *flags]
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
@@ -82,6 +86,7 @@ class Launcher:
                 stderr=file,
                 stdout=file,
                 env=dict(os.environ) | environ,
+                preexec_fn=before,  # noqa: PLW1509 (the tests run in one thread)
             )
         return self
 
@@ -137,11 +142,43 @@ def test_the_first_signal_drains_frontends_first_and_ends_with_0(launcher: Launc
     assert "worker-2" not in launcher.text()
 
 
+def test_a_signal_at_the_very_start_is_an_orderly_stop(launcher: Launcher) -> None:
+    """supervisord is told to stop before it can take signals, and dies of that one."""
+    launcher.start()
+    wait_until(lambda: "starts, model" in launcher.text(), 30)
+    launcher.send(signal.SIGTERM)
+    assert launcher.status() == 0, launcher.text()
+    assert launcher.text().splitlines()[-1].endswith("INFO packhorse stopped")
+
+
+def test_what_stops_supervisord_before_it_has_a_log_is_told(launcher: Launcher) -> None:
+    (launcher.run_dir.path / "supervisord.log").mkdir(mode=0o700, parents=True)
+    launcher.run_dir.path.chmod(0o700)
+    launcher.start()
+    assert launcher.status() == 1
+    assert "supervisord ended by itself" in launcher.text().splitlines()[-1]
+    assert "supervisord.log" in launcher.text().splitlines()[-1]
+
+
+def test_too_few_open_files_is_one_clear_line(launcher: Launcher) -> None:
+    limit = (resource.RLIMIT_NOFILE, (256, 256))
+    launcher.start(before=lambda: resource.setrlimit(*limit))
+    assert launcher.status() == 1
+    assert "file descriptors" in launcher.text().splitlines()[-1]
+
+
 @pytest.mark.parametrize("part", ["worker-0", "frontend-0", "broker"])
 def test_a_part_that_cannot_start_ends_the_server_with_1_and_says_why_last(launcher: Launcher, part: str) -> None:
     launcher.start(FAIL=part)
     assert launcher.status() == 1, launcher.text()
     assert launcher.text().splitlines()[-1].endswith(f"ERROR packhorse {part} cannot start: model: there is no such thing")
+
+
+@pytest.mark.parametrize("part", ["broker", "worker-0", "frontend-0"])
+def test_a_part_that_crashes_at_every_start_ends_a_server_that_was_never_ready(launcher: Launcher, part: str) -> None:
+    """supervisord would start it again for ever, and a deployment would wait for a server that cannot come."""
+    assert launcher.start(CRASH=part).status() == 1
+    assert launcher.text().strip().splitlines()[-1].endswith(f"{part} cannot start: something nobody thought of")
 
 
 def test_a_second_signal_forces(launcher: Launcher) -> None:

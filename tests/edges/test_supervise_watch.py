@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ from packhorse_shared.settings import MAX_FRONTENDS, MAX_PROCESSES
 RUNNING, EXITED, STOPPED = ProcessState.RUNNING, ProcessState.EXITED, ProcessState.STOPPED
 
 
-def process(name: str, state: ProcessState, status: int = 0, start: int = 100, error: str = "") -> Process:
-    return Process(name.partition("-")[0], name, state, 1, start, status, error)
+def process(name: str, state: ProcessState, status: int = 0, start: int = 100, error: str = "", pid: int = 1) -> Process:
+    return Process(name.partition("-")[0], name, state, pid, start, status, error)
 
 
-def look(watch: FailureWatch, *processes: Process) -> list[tuple[str, bool]]:
-    return [(failed.name, failed.ends_server) for failed in watch.look({each.name: each for each in processes})]
+def look(watch: FailureWatch, *processes: Process, was_ready: bool = True) -> list[tuple[str, bool]]:
+    found = watch.look({each.name: each for each in processes}, was_ready=was_ready)
+    return [(failed.name, failed.ends_server) for failed in found]
 
 
 FILLED = process("slots", EXITED)
@@ -44,11 +46,23 @@ def test_a_part_that_all_need_ends_the_server(name: str, status: int) -> None:
 
 def test_a_command_that_supervisord_cannot_start() -> None:
     fatal = process("broker", ProcessState.FATAL, error="can't find command 'packhorse'")
-    assert FailureWatch().look({"broker": fatal}) == [PartFailed("broker", "can't find command 'packhorse'", True)]
+    assert FailureWatch().look({"broker": fatal}, was_ready=False) == [
+        PartFailed("broker", "can't find command 'packhorse'", True)
+    ]
 
 
 def test_a_crash_is_not_a_failure_to_start() -> None:
     assert look(FailureWatch(), BROKER, FILLED, process("worker-0", EXITED, 1), process("worker-1", EXITED, -1)) == []
+
+
+@pytest.mark.parametrize(("was_ready", "expected"), [(False, [("worker-0", True)]), (True, [])])
+def test_crashes_at_every_start_end_a_server_that_was_never_ready(was_ready: bool, expected: list[tuple[str, bool]]) -> None:
+    watch = FailureWatch()
+    for pid in (11, 12, 12, 13):
+        assert look(watch, BROKER, FILLED, process("worker-0", RUNNING, pid=pid), was_ready=was_ready) == []
+    fourth = process("worker-0", RUNNING, pid=14)
+    assert look(watch, BROKER, FILLED, fourth, was_ready=was_ready) == expected
+    assert look(watch, BROKER, FILLED, fourth, was_ready=was_ready) == [], "told once"
 
 
 def test_a_first_worker_that_cannot_start_ends_the_server_even_if_others_run() -> None:
@@ -230,3 +244,15 @@ def test_the_last_error_is_the_reason(tmp_path: Path, lines: list[str], expected
     tail.copy_to(screen.terminal)
     assert tail.last_error("worker-0") == expected
     screen.close()
+
+
+def test_a_removed_folder_is_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / "broker.log").write_text("")
+    tail = LogTail(folder)
+    shutil.rmtree(folder)
+    read_end, write_end = os.pipe()
+    assert not tail.copy_to(Terminal(write_end))
+    os.close(read_end)
+    os.close(write_end)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from packhorse_shared import messages as m
 from packhorse_shared.codec import MAX_HEADER_BYTES, Buffer, Decoder, encode
-from packhorse_shared.errors import CannotStartError
+from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import open_router
 from packhorse_worker.answers import answer
@@ -27,7 +27,7 @@ from packhorse_worker.backend import Backend, DeviceLostError, EncodedBatch
 from packhorse_worker.brake import Brake
 from packhorse_worker.compute import _load_and_compute, run_worker
 from packhorse_worker.desk import Desk, Task
-from packhorse_worker.loop import Answer, Link, WorkerIdentity
+from packhorse_worker.loop import Answer, Finish, Link, WorkerIdentity
 
 BOOT = 11
 FACTS = m.ModelFacts(
@@ -409,6 +409,32 @@ def test_room_is_made_before_the_answer_is_sent(monkeypatch: pytest.MonkeyPatch,
     assert accepted[0], "two credits: one batch was answered, one is at hand, so one more fits"
 
 
+@pytest.mark.parametrize(
+    ("prompts", "reason"),
+    [
+        ({str(number): "x" * 8000 for number in range(8)}, "prompts take"),
+        ({"query": "x" * 9000}, "length <= 8192"),
+    ],
+)
+def test_facts_that_no_hello_can_carry_stop_the_start(
+    monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, prompts: dict[str, str], reason: str
+) -> None:
+    """The broker would drop the hello, and the worker would load for ever."""
+    link = Link(run_dir, WorkerIdentity(3, "cpu", os.getpid(), 99, supervised=True), 0, lambda _status: None, 30.0)
+    orders: list[object] = []
+    monkeypatch.setattr(link, "order", orders.append)
+
+    def load() -> Backend:
+        model = FakeModel()
+        model.facts = msgspec.structs.replace(model.facts, prompts=prompts)
+        return model
+
+    assert _load_and_compute(link, load) == EXIT_CANNOT_START
+    assert len(orders) == 1
+    assert isinstance(orders[0], Finish)
+    assert reason in orders[0].reason
+
+
 def test_desk_shows_work_as_long_as_there_is_some() -> None:
     """A worker that comes back from a silence is sent two batches when it shows none: so none may be at hand then."""
     desk = Desk()
@@ -463,3 +489,9 @@ def test_brake_forgets_after_a_good_end(tmp_path: Path) -> None:
 def test_brake_ignores_a_broken_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "starts").write_text(content)
     assert Brake(tmp_path / "starts").begin(1000.0) == 0
+
+
+def test_a_full_disk_costs_a_pause_and_not_the_worker(tmp_path: Path) -> None:
+    brake = Brake(tmp_path / "missing" / "starts")
+    assert brake.begin(1000.0) == 1
+    brake.end()

@@ -161,7 +161,7 @@ def test_nan_fails_its_own_input_only(tmp_path: Path) -> None:
 
 def test_the_bundled_model(minilm_folder: Path) -> None:
     """A real model over all lengths that it takes; its tokenizer ships with padding and truncation at 128 switched on."""
-    texts = mixed_texts(50, longest=256)
+    texts = mixed_texts(20, longest=256)
     ids = ids_of(minilm_folder, texts)
     assert (min(map(len, ids)), max(map(len, ids))) == (3, 256)
     encoder = encoder_of(minilm_folder)

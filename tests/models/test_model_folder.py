@@ -60,6 +60,12 @@ def drop_tensors(folder: Path, part: str) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def add_adapter_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.layer.0.attention.self.query.lora_A.weight"] = torch.ones(4, 32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def cut(path: Path, count: int) -> None:
     path.write_bytes(path.read_bytes()[:count])
 
@@ -152,6 +158,41 @@ SPOILS: list[tuple[str, Callable[[Path], Any], str]] = [
         "odd matryoshka",
         lambda f: change(f / "config.json", matryoshka_dimensions=[8, "x"]),
         r"config\.json: matryoshka_dimensions",
+    ),
+    (
+        "matryoshka in words",
+        lambda f: change(f / "config.json", is_matryoshka="false"),
+        r"config\.json: is_matryoshka is 'false', expected bool",
+    ),
+    ("matryoshka no list", lambda f: change(f / "config.json", matryoshka_dimensions=True), r"matryoshka_dimensions is True"),
+    ("matryoshka texts", lambda f: change(f / "config.json", matryoshka_dimensions=["64"]), r"are not positive integers"),
+    (
+        "a chat template",
+        lambda f: change(f / "sentence_bert_config.json", modality_config={"text": {}, "message": {}}),
+        r"sentence_bert_config\.json: modality_config has a message entry",
+    ),
+    (
+        "processing options",
+        lambda f: change(f / "sentence_bert_config.json", processing_kwargs={"text": {"add_special_tokens": False}}),
+        r"sentence_bert_config\.json: processing_kwargs sets add_special_tokens",
+    ),
+    (
+        "model options",
+        lambda f: change(f / "sentence_bert_config.json", model_args={"dtype": "float16", "default_task": "retrieval"}),
+        r"sentence_bert_config\.json: model_kwargs sets default_task",
+    ),
+    (
+        "query expansion",
+        lambda f: change(f / "sentence_bert_config.json", query_expansion={"length": 32}),
+        r"sentence_bert_config\.json: query_expansion is set",
+    ),
+    ("an adapter", lambda f: write_json(f / "adapter_config.json", {}), r"adapter_config\.json: the model is a PEFT adapter"),
+    ("an adapter in the weights", add_adapter_weights, r"hold an adapter that is not merged"),
+    ("broken tokenizer", lambda f: write_json(f / "tokenizer.json", {"model": 1}), r"tokenizer\.json cannot be read as a tok"),
+    (
+        "no tokenizer.json",
+        lambda f: (f / "tokenizer.json").unlink(),
+        r"tokenizer\.json is missing.*AutoTokenizer\.from_pretrained\(folder\)\.save_pretrained\(folder\)",
     ),
     ("no weights", lambda f: (f / "model.safetensors").unlink(), r"has no weights"),
     ("cut weights", lambda f: cut(f / "model.safetensors", 60_000), r"model\.safetensors is cut short: 60000 bytes"),
@@ -256,7 +297,7 @@ def test_transformer_in_a_folder_of_its_own(folder: Path) -> None:
     before = vectors_of(encoder_of(folder), ids)
     inner = folder / "0_Transformer"
     inner.mkdir()
-    for name in ("config.json", "model.safetensors", "sentence_bert_config.json"):
+    for name in ("config.json", "model.safetensors", "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).rename(inner / name)
     modules = json.loads((folder / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
@@ -295,9 +336,21 @@ def test_roberta_positions_start_behind_the_padding_id(tmp_path: Path) -> None:
 
 
 def test_asking_for_more_than_the_model_takes(folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"max_seq_len: 65 is more than this model takes \(64, "):
+    with pytest.raises(SettingsError, match=r"max_seq_len: 65 is more than this model takes \(64, the position table\)"):
         encoder_of(folder, max_seq_len=65)
     assert encoder_of(folder, max_seq_len=63).facts.max_seq_len == 63
+
+
+def test_a_declared_limit_may_be_raised_up_to_the_position_table(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As ``model.max_seq_length = 64`` does in sentence-transformers."""
+    change(folder / "sentence_bert_config.json", max_seq_length=20)
+    assert encoder_of(folder).facts.max_seq_len == 20
+    caplog.clear()
+    encoder = encoder_of(folder, max_seq_len=64)
+    assert encoder.facts.max_seq_len == 64
+    told = [record for record in caplog.records if "above the limit that the model declares" in record.getMessage()]
+    assert [(record.levelname, record.__dict__["declared"]) for record in told] == [("WARNING", 20)]
+    vectors_of(encoder, ids_of(folder, ["t10 " * 62]))
 
 
 def test_max_num_tokens_below_max_seq_len_is_reported_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -307,9 +360,10 @@ def test_max_num_tokens_below_max_seq_len_is_reported_with_one_warning(folder: P
 
 
 def test_without_any_limit_the_token_budget_is_the_limit() -> None:
-    assert find_max_seq_len((None, None), None, 100) == 100
-    assert find_max_seq_len((None, TokenLimit(70, "x")), None, 100) == 70
-    assert find_max_seq_len((None, None), 30, 100) == 30
+    assert find_max_seq_len(None, None, None, 100) == 100
+    assert find_max_seq_len(None, TokenLimit(70, "x"), None, 100) == 70
+    assert find_max_seq_len(TokenLimit(70, "x"), None, None, 100) == 70
+    assert find_max_seq_len(None, None, 30, 100) == 30
 
 
 def test_float16_needs_a_gpu(folder: Path) -> None:

@@ -74,7 +74,7 @@ def test_sigterm_under_load_answers_all_that_was_accepted(make_stack: StackFacto
     stack = make_stack("--max_batch_size=1", model=slow_model).start().wait_ready()
     with ThreadPoolExecutor(30) as pool:
         answers = [pool.submit(_post, stack, ["t10 " * 20] * 2) for _ in range(30)]
-        wait_until(lambda: stack.status()["queue"]["requests"] >= 28, 30, "requests to be accepted")
+        wait_until(lambda: _accepted(stack) == 60, 30, "every input to be accepted")
         stack.terminate()
         assert Counter(answer.result(timeout=60) for answer in answers) == {200: 30}
     assert stack.wait_stopped() == 0
@@ -204,6 +204,12 @@ def _is_healthy(stack: Stack) -> bool:
 def _in_system(stack: Stack) -> int:
     status = stack.status()
     return int(status["queue"]["inputs"]) + sum(int(worker["in_flight"]) for worker in status["workers"])
+
+
+def _accepted(stack: Stack) -> int:
+    """Inputs that were ever let in: those that wait, run or are done."""
+    status = stack.status()
+    return int(status["queue"]["inputs"]) + sum(int(each["in_flight"]) + int(each["inputs"]) for each in status["workers"])
 
 
 def _inputs_of(stack: Stack, pid: int) -> int:

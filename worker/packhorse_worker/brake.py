@@ -5,12 +5,15 @@ supervisord restarts a dead worker at once, and has no pause of its own that sui
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 _WINDOW_S = 60.0
 _FREE_DEATHS = 2
 _LONGEST_WAIT_S = 10.0
+_BLIND_WAIT_S = 1.0
+"""Where starts cannot be noted (a full disk), every one waits a little: the next death may be near."""
 
 
 class Brake:
@@ -26,13 +29,17 @@ class Brake:
         long, 10 s at most.
         """
         starts = [start for start in self._read() if 0 <= now - start < _WINDOW_S]
-        self._path.write_text(json.dumps([*starts, now][-10:]), encoding="ascii")
+        try:
+            self._path.write_text(json.dumps([*starts, now][-10:]), encoding="ascii")
+        except OSError:
+            return _BLIND_WAIT_S
         over = len(starts) - _FREE_DEATHS
         return 0.0 if over <= 0 else min(_LONGEST_WAIT_S, 2.0 ** (over - 1))
 
     def end(self) -> None:
         """The worker ends as it should: forget its starts."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
     def _read(self) -> list[float]:
         try:

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from packhorse_shared.errors import EXIT_CANNOT_START, PackhorseError
-from packhorse_shared.messages import ErrorCode
+import msgspec
+
+from packhorse_shared.errors import EXIT_CANNOT_START, ModelFilesError, PackhorseError
+from packhorse_shared.messages import ErrorCode, ModelFacts
 from packhorse_shared.run_dir import RunDir
 from packhorse_worker.answers import answer, failed, inputs_of
 from packhorse_worker.backend import Backend, DeviceLostError
@@ -19,6 +21,8 @@ from packhorse_worker.loop import EXIT_FAULT, GIVE_UP_AFTER_S, Answer, Break, Fi
 log = logging.getLogger(__name__)
 
 _MOST_REASON = 4096
+_MOST_FACTS_BYTES = 60_000
+"""A header has 64 KiB, and a hello holds a little more than these facts."""
 
 
 def run_worker(
@@ -50,6 +54,7 @@ def run_worker(
 def _load_and_compute(link: Link, load: Callable[[], Backend]) -> int:
     try:
         backend = load()
+        _check_facts(backend.facts)
     except PackhorseError as problem:
         log.error("cannot start: %s", problem)  # noqa: TRY400 (the message says all; a traceback would hide it)
         link.order(Finish(str(problem)[:_MOST_REASON]))
@@ -72,6 +77,21 @@ def _load_and_compute(link: Link, load: Callable[[], Backend]) -> int:
         link.memory_bytes = backend.memory_bytes()
     link.order(Finish(""))
     return 0
+
+
+def _check_facts(facts: ModelFacts) -> None:
+    """Whether the broker will take what the model's files declare. Raises ModelFilesError: a hello that it drops would leave
+    this worker loading for ever."""
+    encoded = msgspec.msgpack.encode(facts)
+    if len(encoded) > _MOST_FACTS_BYTES:
+        raise ModelFilesError(
+            f"config_sentence_transformers.json: the model's names and prompts take {len(encoded)} bytes, "
+            f"limit {_MOST_FACTS_BYTES}; shorten or drop prompts"
+        )
+    try:
+        msgspec.msgpack.decode(encoded, type=ModelFacts)
+    except msgspec.ValidationError as problem:
+        raise ModelFilesError(f"model: what its files declare cannot be served: {problem}") from None
 
 
 def _encode(task: Task, backend: Backend) -> Answer:

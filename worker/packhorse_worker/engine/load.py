@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,16 @@ from packhorse_worker.engine.memory import auto_num_tokens, free_bytes
 from packhorse_worker.engine.model_folder import ModelFolder, TokenLimit
 from packhorse_worker.engine.modules import Dense, LayerNorm, Pooling
 from packhorse_worker.engine.pipeline import Pipeline, build_parts
-from packhorse_worker.engine.transformer import load_transformer, position_limit
+from packhorse_worker.engine.probe import padding_matters
+from packhorse_worker.engine.tokenizer import check_tokenizer
+from packhorse_worker.engine.transformer import embedding_rows, load_transformer, position_limit
 from packhorse_worker.engine.weights import find_weights, fingerprint
 
 log = logging.getLogger(__name__)
 
 _MOST_FACTS_BYTES = 48 * 1024
 """The facts travel in one message header, which is limited."""
-_CPU_WARM_UP_TOKENS = 256
+_CPU_WARM_UP_TOKENS = 64
 """A CPU has no kernels to choose and no allocator to fill: a full batch there would only take seconds."""
 
 
@@ -56,14 +59,21 @@ def load_encoder(folder: ModelFolder, name: str, model: ModelSettings, batching:
     pipeline, dimension = _load_pipeline(folder, model, device.torch_device, dtype)
     num_tokens = _num_tokens(batching, pipeline, dtype, device)
     facts = _facts(folder, name, model, _Loaded(pipeline, dimension, dtype, num_tokens))
-    encoder = Encoder(pipeline, facts, WorkerLimits(batching.max_batch_size, num_tokens))
-    log.info("warming up", extra={"max_seq_len": facts.max_seq_len, "max_num_tokens": num_tokens})
-    warm_up(encoder, device.torch_device)
+    limits = WorkerLimits(batching.max_batch_size, num_tokens)
+    with ThreadPoolExecutor(1, "tokenizer") as meanwhile:
+        check = meanwhile.submit(check_tokenizer, folder, model, facts.vocabulary_rows)
+        pads = not padding_matters(pipeline, dimension, facts.max_seq_len, dtype)
+        if not pads:
+            log.warning("padding would change this model's vectors, so only inputs of equal length share a forward pass")
+        encoder = Encoder(pipeline, facts, limits, pads=pads)
+        log.info("warming up", extra={"max_seq_len": facts.max_seq_len, "max_num_tokens": num_tokens})
+        warm_up(encoder, device.torch_device)
+        check.result()
     return encoder
 
 
 def warm_up(encoder: Encoder, device: torch.device) -> None:
-    """Run representative batches, the largest first: a full one, the longest input, a short one.
+    """Run representative batches, the largest first: a full one, the longest input (on a GPU), a short one.
 
     Raises ModelFilesError when even the short one has no vector.
     """
@@ -71,7 +81,8 @@ def warm_up(encoder: Encoder, device: torch.device) -> None:
     length = max(1, min(encoder.facts.max_seq_len, most // encoder.limits.max_batch_size))
     rows = min(encoder.limits.max_batch_size, max(1, most // length))
     longest = min(encoder.facts.max_seq_len, most)
-    for count, tokens in ((rows, length), (1, longest), (1, min(8, longest))):
+    shapes = [(rows, length), (1, longest), (1, min(8, longest))]
+    for count, tokens in shapes if device.type == "cuda" else shapes[::2]:
         ids = np.arange(tokens, dtype=np.int32) % encoder.facts.vocabulary_rows
         outcome = encoder.encode([ids] * count, [EncodeOptions()] * count)
         for failure in outcome.failures[:1]:
@@ -90,7 +101,7 @@ def _load_pipeline(folder: ModelFolder, model: ModelSettings, device: torch.devi
     pooling = folder.parts[0]
     assert isinstance(pooling, Pooling), folder.parts  # the folder's reader saw to it
     pad_id = getattr(transformer.config, "pad_token_id", None)
-    rows = int(transformer.get_input_embeddings().weight.shape[0])
+    rows = embedding_rows(transformer)
     if not isinstance(pad_id, int) or not 0 <= pad_id < rows:
         pad_id = 0  # any row will do: pad positions are masked and never read
     return Pipeline(transformer, pooling, parts.to(device), pad_id, device), dimension
@@ -98,7 +109,7 @@ def _load_pipeline(folder: ModelFolder, model: ModelSettings, device: torch.devi
 
 def _facts(folder: ModelFolder, name: str, model: ModelSettings, loaded: _Loaded) -> ModelFacts:
     pipeline, dimension, dtype = loaded.pipeline, loaded.dimension, _name(loaded.dtype)
-    max_seq_len = find_max_seq_len((folder.limit, position_limit(pipeline.transformer)), model.max_seq_len, loaded.num_tokens)
+    max_seq_len = find_max_seq_len(folder.limit, position_limit(pipeline.transformer), model.max_seq_len, loaded.num_tokens)
     dimensions, any_dimension = _matryoshka(folder, model, dimension)
     folders = (folder.transformer, *(part.folder for part in folder.parts if isinstance(part, Dense | LayerNorm)))
     weights = [file for each in folders for file in find_weights(each, allow_pickle=model.allow_pickle_weights)]
@@ -129,16 +140,21 @@ def _facts(folder: ModelFolder, name: str, model: ModelSettings, loaded: _Loaded
     return facts
 
 
-def find_max_seq_len(limits: tuple[TokenLimit | None, ...], asked: int | None, num_tokens: int) -> int:
-    """The longest input in tokens: the tightest of the model's limits, what was asked for, and ``num_tokens``.
+def find_max_seq_len(declared: TokenLimit | None, positions: TokenLimit | None, asked: int | None, num_tokens: int) -> int:
+    """The longest input in tokens: what was asked for, else the tighter of the model's limits; never above ``num_tokens``.
 
-    Raises SettingsError when more was asked for than the model takes.
+    What the files declare is where sentence-transformers cuts, and may be raised up to the positions that the model has; that
+    is told in one warning. Raises SettingsError when more was asked for than those.
     """
-    known = [limit for limit in limits if limit is not None]
-    tightest = min(known, key=lambda limit: limit.tokens, default=None)
-    if asked is not None and tightest is not None and asked > tightest.tokens:
-        raise SettingsError("max_seq_len", f"{asked} is more than this model takes ({tightest.tokens}, {tightest.source})")
-    tokens = asked or (tightest.tokens if tightest is not None else num_tokens)
+    if asked is not None and positions is not None and asked > positions.tokens:
+        raise SettingsError("max_seq_len", f"{asked} is more than this model takes ({positions.tokens}, {positions.source})")
+    if asked is not None and declared is not None and asked > declared.tokens:
+        log.warning(
+            "max_seq_len is above the limit that the model declares; what it makes of longer inputs is untried",
+            extra={"max_seq_len": asked, "declared": declared.tokens, "source": declared.source},
+        )
+    known = [limit.tokens for limit in (declared, positions) if limit is not None]
+    tokens = asked or min(known, default=num_tokens)
     if num_tokens < tokens:
         log.warning(
             "max_num_tokens is below max_seq_len, so it is the limit for one input",

@@ -27,6 +27,12 @@ _DECODERS = frozenset(
     {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
 )
 """Values of ``model_type`` that are decoders whatever class a checkpoint was saved from."""
+_HARMLESS = frozenset(
+    {"add_pooling_layer", "attn_implementation", "cache_dir", "device_map", "dtype", "local_files_only", "low_cpu_mem_usage"}
+    | {"pad_to_multiple_of", "padding", "return_tensors", "revision", "token", "torch_dtype", "truncation", "unpad_inputs"}
+    | {"use_memory_efficient_attention", "use_safetensors"}
+)
+"""Options of sentence_bert_config.json that choose how a model is loaded or padded, and leave its vectors alone."""
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "RewardModel")
 
 
@@ -58,6 +64,8 @@ class ModelFolder:
     matryoshka_any: bool
     config_kwargs: dict[str, Any]
     """Values that the model's files put over its config.json."""
+    tokenizer_kwargs: dict[str, Any]
+    """Values that the model's files put over its tokenizer_config.json."""
     files: tuple[Path, ...]
     """Every configuration file that was read."""
 
@@ -72,6 +80,10 @@ def read_model_folder(path: Path, settings: ModelSettings) -> ModelFolder:
         transformer, parts, files = _read_modules(modules)
     else:
         transformer, parts, files = path, (), ()
+    for adapter in _present(transformer, "adapter_config.json"):
+        raise ModelFilesError(
+            f"{adapter}: the model is a PEFT adapter; merge it into its base model (merge_and_unload) and save"
+        )
     config_path = transformer / "config.json"
     config = read_object(config_path)
     if not modules.is_file():
@@ -91,6 +103,7 @@ def read_model_folder(path: Path, settings: ModelSettings) -> ModelFolder:
         matryoshka_dimensions=dimensions,
         matryoshka_any=any_dimension,
         config_kwargs=_nested(companion, "config_kwargs", "config_args"),
+        tokenizer_kwargs=_nested(companion, "processor_kwargs", "tokenizer_args"),
         files=(config_path, *files, *_present(path, "config_sentence_transformers.json"), *_companions(transformer)),
     )
 
@@ -191,10 +204,29 @@ def _read_companion(transformer: Path) -> dict[str, Any]:
     text = modalities.get("text")
     if not isinstance(text, dict) or text.get("method_output_name", "last_hidden_state") != "last_hidden_state":
         raise ModelFilesError(f"{paths[0]}: modality_config has no text that gives last_hidden_state; only that is served")
+    if "message" in modalities:
+        raise ModelFilesError(
+            f"{paths[0]}: modality_config has a message entry (texts go through a chat template), which is not served"
+        )
     output = typed(companion, "module_output_name", str, "token_embeddings", paths[0])
     if output != "token_embeddings":
         raise ModelFilesError(f"{paths[0]}: module_output_name {output} is not served, only token_embeddings is")
+    _check_extras(companion, paths[0])
     return companion
+
+
+def _check_extras(companion: dict[str, Any], path: Path) -> None:
+    """Refuse options that would change the vectors and are not followed here."""
+    processing = typed(companion, "processing_kwargs", dict, {}, path)
+    calls = [key for part in ("common", "text", "chat_template") for key in typed(processing, part, dict, {}, path)]
+    loads = _nested(companion, "model_kwargs", "model_args")
+    for section, keys in (("processing_kwargs", calls), ("model_kwargs", loads)):
+        for key in keys:
+            if key not in _HARMLESS:
+                raise ModelFilesError(f"{path}: {section} sets {key}, which is not served")
+    for key in ("query_expansion", "tokenizer_name_or_path"):
+        if companion.get(key):
+            raise ModelFilesError(f"{path}: {key} is set, which is not served")
 
 
 def _companions(transformer: Path) -> tuple[Path, ...]:
@@ -248,7 +280,7 @@ def _read_matryoshka(config: dict[str, Any], path: Path) -> tuple[tuple[int, ...
     dimensions = typed(config, "matryoshka_dimensions", list, [], path)
     if not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in dimensions):
         raise ModelFilesError(f"{path}: matryoshka_dimensions {dimensions!r} are not positive integers")
-    return tuple(dimensions), bool(config.get("is_matryoshka")) and not dimensions
+    return tuple(dimensions), typed(config, "is_matryoshka", bool, default=False, path=path) and not dimensions
 
 
 def _nested(companion: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from packhorse_shared.settings import ModelSettings
 from packhorse_worker.engine.model_folder import ModelFolder
 from packhorse_worker.engine.modules import Dense, LayerNorm, Normalize, Part, Pooling
 from packhorse_worker.engine.pooling import pool
-from packhorse_worker.engine.transformer import forward_arguments
+from packhorse_worker.engine.transformer import embedding_rows, forward_arguments
 from packhorse_worker.engine.weights import find_weights
 
 
@@ -44,8 +44,7 @@ class Pipeline:
     @property
     def vocabulary_rows(self) -> int:
         """Rows of the embedding table: ids are valid from 0 up to this, exclusive."""
-        transformer: Any = self.transformer
-        return int(transformer.get_input_embeddings().weight.shape[0])
+        return embedding_rows(self.transformer)
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -16,8 +16,9 @@ from packhorse_shared.settings import ModelSettings
 from packhorse_worker.engine.model_folder import ModelFolder, TokenLimit
 from packhorse_worker.engine.weights import find_weights
 
-_TEXT_ENCODERS = frozenset({"mt5", "t5", "t5gemma", "umt5"})
+_TEXT_ENCODERS = frozenset({"mt5", "t5", "umt5"})
 """Encoder-decoder families whose encoder alone transformers can load."""
+_ADAPTER_MARK = ".lora_"
 _LISTED_TENSORS = 5
 
 
@@ -56,6 +57,14 @@ def position_limit(model: nn.Module) -> TokenLimit | None:
     return TokenLimit(tokens, "config.json max_position_embeddings") if isinstance(tokens, int) and tokens > 0 else None
 
 
+def embedding_rows(model: Any) -> int:
+    """Rows of the table of token embeddings. Raises ModelFilesError for a model without one."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])
+    except (NotImplementedError, AttributeError):
+        raise ModelFilesError(f"a {model.config.model_type} has no table of token embeddings, which is not served") from None
+
+
 def first_line(problem: BaseException) -> str:
     """An exception's text cut to one line of at most 300 characters."""
     text = str(problem).strip()
@@ -92,6 +101,10 @@ def _load(folder: ModelFolder, settings: ModelSettings, dtype: torch.dtype) -> n
 def _check_complete(report: dict[str, Any], folder: ModelFolder) -> None:
     """Refuse layers that the files leave at random values. A pooler may be missing: nothing reads it."""
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name.split("."))
+    if any(_ADAPTER_MARK in name for name in report["unexpected_keys"]):
+        raise ModelFilesError(
+            f"the weights in {folder.transformer} hold an adapter that is not merged into them; merge and save"
+        )
     wrong = sorted(str(each) for each in (*report["mismatched_keys"], *report["error_msgs"]))
     for problem, names in (("lack tensors", missing), ("do not fit config.json", wrong)):
         if names:

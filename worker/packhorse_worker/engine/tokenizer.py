@@ -1,0 +1,101 @@
+"""Compares the two readings of a model's tokenizer: tokenizer.json as it is, which the frontends use, and transformers' own.
+
+transformers builds a tokenizer anew from tokenizer.json, tokenizer_config.json and the tokenizer's class, and
+sentence-transformers encodes with that one. Where the two make other ids of a text, its vector would silently be another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from packhorse_shared.errors import ModelFilesError
+from packhorse_shared.model_folder import tokenizer_file
+from packhorse_shared.settings import ModelSettings
+from packhorse_worker.engine.model_folder import ModelFolder
+from packhorse_worker.engine.transformer import first_line
+
+log = logging.getLogger(__name__)
+
+_PLAIN = ("Hello, World! It's the 2nd of 3 tests.", "where is the quick brown fox")
+_RARE = (
+    "  two  spaces,\ta tab\n",
+    "Caf\u00e9 \ufb01 \uff11\uff12 \u65e5\u672c\u8a9e \u03a3\u0391\u03a3 e\u0301",
+    "\U0001f40e.",
+)
+_LISTED_IDS = 12
+
+
+def check_tokenizer(folder: ModelFolder, settings: ModelSettings, rows: int) -> None:
+    """Compare what both make of a few texts.
+
+    Raises ModelFilesError when plain text differs, or when the tokenizer marks tokens with types, which are not passed on.
+    Texts of rarer characters only warn: there transformers has changed its mind between versions.
+    """
+    path = tokenizer_file(folder.path)
+    try:
+        served = Tokenizer.from_file(str(path))
+    except Exception as problem:  # the library raises Exception itself
+        raise ModelFilesError(f"{path} cannot be read as a tokenizer: {first_line(problem)}") from None
+    served.no_padding()
+    served.no_truncation()
+    if served.get_vocab_size() > rows:
+        log.warning(
+            "the tokenizer has more tokens than the model has embeddings; texts with one of the others fail",
+            extra={"tokens": served.get_vocab_size(), "rows": rows},
+        )
+    try:
+        built = _build(folder, settings)
+        readings = {text: _read(built, text) for text in (*_PLAIN, *_RARE, *_special(served))}
+    except ModelFilesError:
+        raise
+    except Exception as problem:
+        # Whatever keeps transformers from reading these files does not keep us from serving tokenizer.json.
+        reason = f"{type(problem).__name__}: {first_line(problem)}"
+        log.warning("transformers cannot read the tokenizer, so its ids were not compared", extra={"reason": reason})
+        return
+    for text, expected in readings.items():
+        ids = served.encode(text).ids
+        if ids == expected:
+            continue
+        if text in _PLAIN:
+            raise ModelFilesError(
+                f"{path} makes {_shown(ids)} of {text!r}, but transformers, which reads tokenizer_config.json too, makes "
+                f"{_shown(expected)}; make them agree: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            )
+        log.warning(
+            "tokenizer.json, which is served, and transformers make different ids of a rare text",
+            extra={"text": ascii(text), "ids": _shown(ids), "transformers": _shown(expected)},
+        )
+
+
+def _build(folder: ModelFolder, settings: ModelSettings) -> Any:
+    """The tokenizer as sentence-transformers would load it."""
+    from transformers.models.auto.tokenization_auto import AutoTokenizer  # noqa: PLC0415 (20 ms, while the device warms up)
+
+    trusted = settings.trust_remote_code
+    common = {"local_files_only": not trusted, "trust_remote_code": trusted}
+    return AutoTokenizer.from_pretrained(folder.transformer, **{**folder.tokenizer_kwargs, **common})
+
+
+def _read(tokenizer: Any, text: str) -> list[int]:
+    encoded = tokenizer(text)
+    if any(encoded.get("token_type_ids") or ()):
+        raise ModelFilesError(
+            "the tokenizer marks tokens of a single text with token_type_ids other than 0, which is not served"
+        )
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def _special(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """A text that holds a special token's text."""
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    return tuple(f"a {token} b" for token in special[-1:])
+
+
+def _shown(ids: list[int]) -> str:
+    more = "" if len(ids) <= _LISTED_IDS else f", ... {len(ids)} ids"
+    return f"[{', '.join(map(str, ids[:_LISTED_IDS]))}{more}]"
