@@ -13,6 +13,7 @@ from packhorse_shared.messages import (
     PROTOCOL_VERSION,
     ErrorCode,
     Introduce,
+    ModelFacts,
     ModelStatus,
     QueueStatus,
     RateStatus,
@@ -167,11 +168,7 @@ def _report(ledger: Ledger) -> StatusReport:
     requests_per_s, inputs_per_s, tokens_per_s = (round(rate, 2) for rate in ledger.meter.per_second(now))
     return StatusReport(
         version=__version__,
-        model=None
-        if model is None
-        else ModelStatus(
-            name=model.name, task=model.task, dimension=model.dimension, max_seq_len=model.max_seq_len, dtype=model.dtype
-        ),
+        model=None if model is None else _model_status(model, ledger.fleet.capacity().largest.tokens),
         queue=QueueStatus(
             inputs=ledger.waiting_inputs(),
             requests=ledger.queue.requests + len(suspect_only),
@@ -180,6 +177,17 @@ def _report(ledger: Ledger) -> StatusReport:
         ),
         workers=sorted(workers, key=lambda status: (len(status.id), status.id)),
         rates=RateStatus(requests_per_s=requests_per_s, inputs_per_s=inputs_per_s, tokens_per_s=tokens_per_s),
+    )
+
+
+def _model_status(model: ModelFacts, batch_tokens: int) -> ModelStatus:
+    """``batch_tokens``: of the largest batch that a worker takes, 0 while none is ready; no input can be longer."""
+    return ModelStatus(
+        name=model.name,
+        task=model.task,
+        dimension=model.dimension,
+        max_seq_len=min(model.max_seq_len, batch_tokens or model.max_seq_len),
+        dtype=model.dtype,
     )
 
 

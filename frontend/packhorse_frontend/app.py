@@ -134,7 +134,7 @@ class Frontend:
         if self._is_announced or model is None or self.state.outage() is not None:
             return
         self._is_announced = True
-        fields = {"model": self._plan.served_names[0], "dimension": model.dimension, "max_seq_len": model.max_seq_len}
+        fields = {"model": self._plan.served_names[0], "dimension": model.dimension, "max_seq_len": self.state.longest_input()}
         log.log(logging.DEBUG if self._plan.index else logging.INFO, "ready on %s", self._plan.url, extra=fields)
 
 

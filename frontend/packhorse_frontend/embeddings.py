@@ -14,7 +14,7 @@ from packhorse_frontend.body import LARGEST_INLINE_BYTES, read_body
 from packhorse_frontend.client import RequestFailedError
 from packhorse_frontend.dimensions import Rows, check_dimensions
 from packhorse_frontend.disconnect import while_connected
-from packhorse_frontend.gate import find_refusal
+from packhorse_frontend.gate import find_refusal, input_limit
 from packhorse_frontend.inputs import IdLists, LengthRule, Texts, TokenizedInputs, cut_ids, read_input
 from packhorse_frontend.large_body import read_large_body
 from packhorse_frontend.parsing import BodyParser
@@ -186,7 +186,5 @@ class EmbeddingsRoute:
 
 
 def _length_rule(truncate_prompt_tokens: int | None, serving: _Serving) -> LengthRule:
-    limit, setting = serving.model.max_seq_len, "max_seq_len"
-    if 0 < serving.broker.max_num_tokens < limit:
-        limit, setting = serving.broker.max_num_tokens, "max_num_tokens"
+    limit, setting = input_limit(serving.broker, serving.model)
     return LengthRule(limit, setting, limit if truncate_prompt_tokens == -1 else truncate_prompt_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packhorse_frontend.problems import Problem, unavailable
-from packhorse_shared.messages import BrokerState, ErrorCode
+from packhorse_shared.messages import BrokerState, ErrorCode, ModelFacts
 
 _LOADING_RETRY_S = 2
 _BROKER_RETRY_S = 1
@@ -28,6 +28,13 @@ def _without_worker(state: BrokerState) -> Problem:
     if state.loading_workers > 0:
         return unavailable(ErrorCode.LOADING, "the model is loading", max(_LOADING_RETRY_S, state.retry_after_s))
     return unavailable(ErrorCode.NO_WORKER, "no worker is running", state.retry_after_s)
+
+
+def input_limit(state: BrokerState, model: ModelFacts) -> tuple[int, str]:
+    """Tokens that one input may have now, and the name of the setting that says so: the tighter of the two that can."""
+    if 0 < state.max_num_tokens < model.max_seq_len:
+        return state.max_num_tokens, "max_num_tokens"
+    return model.max_seq_len, "max_seq_len"
 
 
 def find_refusal(state: BrokerState) -> Problem | None:

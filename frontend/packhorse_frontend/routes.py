@@ -92,6 +92,6 @@ def _card(name: str, state: FrontendState) -> ModelCard:
         id=name,
         created=state.created,
         dimension=model.dimension if model else None,
-        max_seq_len=model.max_seq_len if model else None,
+        max_seq_len=state.longest_input(),
         task=model.task if model else None,
     )

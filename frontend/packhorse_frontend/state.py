@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packhorse_frontend.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
-from packhorse_frontend.gate import find_outage
+from packhorse_frontend.gate import find_outage, input_limit
 from packhorse_frontend.pool import TokenizerPool
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.tokens import TextTokenizer
@@ -44,3 +44,8 @@ class FrontendState:
     def model(self) -> ModelFacts | None:
         """What is known of the model, None before a worker was ready."""
         return self.client.state.model if self.client.state is not None else None
+
+    def longest_input(self) -> int | None:
+        """Tokens that one input may have, None before a worker was ready."""
+        state, model = self.client.state, self.model()
+        return input_limit(state, model)[0] if state is not None and model is not None else None

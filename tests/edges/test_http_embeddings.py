@@ -215,6 +215,7 @@ def test_the_smaller_limit_is_the_one_that_is_named() -> None:
         found = error(bench.post({"input": "t10 " * 19}), 400)
         assert "20" in found["message"]
         assert "max_num_tokens" in found["message"]
+        assert bench.get("/v1/models").json()["data"][0]["max_seq_len"] == 20
 
 
 def test_many_inputs_come_back_in_order(bench: Bench) -> None:

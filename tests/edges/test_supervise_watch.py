@@ -18,7 +18,7 @@ from packhorse_shared.settings import MAX_FRONTENDS, MAX_PROCESSES
 RUNNING, EXITED, STOPPED = ProcessState.RUNNING, ProcessState.EXITED, ProcessState.STOPPED
 
 
-def process(name: str, state: ProcessState, status: int = 0, start: int = 100, error: str = "", pid: int = 1) -> Process:
+def process(name: str, state: ProcessState, status: int = 0, start: int = 100, *, error: str = "", pid: int = 1) -> Process:
     return Process(name.partition("-")[0], name, state, pid, start, status, error)
 
 

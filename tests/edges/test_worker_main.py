@@ -48,7 +48,7 @@ def test_a_worker_by_hand_runs_on_one_device(run_dir: RunDir) -> None:
 
 def test_settings_that_others_could_have_written_are_not_believed(run_dir: RunDir) -> None:
     run_dir.path.chmod(0o777)
-    with pytest.raises(CannotStartError, match="has mode 0777; it must be .*0700"):
+    with pytest.raises(CannotStartError, match=r"has mode 0777; it must be .*0700"):
         _join(_parser().parse_args(["--run_dir", str(run_dir.path)]), {})
 
 

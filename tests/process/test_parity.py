@@ -15,7 +15,8 @@ import pytest
 from stack import Stack
 from texts import mixed_texts
 
-pytestmark = pytest.mark.process
+# The reference encodes 200 texts one at a time, and a busy machine takes its time for that.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 TEXTS = mixed_texts(200, longest=256)
 TOLERANCE = 1e-5

@@ -141,7 +141,7 @@ def _facts(folder: ModelFolder, name: str, model: ModelSettings, loaded: _Loaded
 
 
 def find_max_seq_len(declared: TokenLimit | None, positions: TokenLimit | None, asked: int | None, num_tokens: int) -> int:
-    """The longest input in tokens: what was asked for, else the tighter of the model's limits; never above ``num_tokens``.
+    """The longest input in tokens: what was asked for, else the tighter of the model's limits, else ``num_tokens``.
 
     What the files declare is where sentence-transformers cuts, and may be raised up to the positions that the model has; that
     is told in one warning. Raises SettingsError when more was asked for than those.
@@ -160,7 +160,7 @@ def find_max_seq_len(declared: TokenLimit | None, positions: TokenLimit | None, 
             "max_num_tokens is below max_seq_len, so it is the limit for one input",
             extra={"max_num_tokens": num_tokens, "max_seq_len": tokens},
         )
-    return min(tokens, num_tokens)
+    return tokens
 
 
 def _matryoshka(folder: ModelFolder, model: ModelSettings, dimension: int) -> tuple[tuple[int, ...], bool]:
