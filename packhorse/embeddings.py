@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import socket
 import stat
 import sys
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from packhorse.conf import conf_path
 from packhorse.supervise import SOCKET_NAME, Run, supervise
 from packhorse.tail import Terminal
 from packhorse_shared import __version__
+from packhorse_shared.addresses import check_port_is_free, is_stale_socket
 from packhorse_shared.arguments import PATH_SETTINGS, Parser, add_settings, load_settings, to_environment
 from packhorse_shared.checks import check_files
 from packhorse_shared.environment import without_ours
@@ -24,7 +23,7 @@ from packhorse_shared.errors import CannotStartError, ModelFilesError, SettingsE
 from packhorse_shared.logs import configure_logs
 from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.run_dir import RunDir, open_lock, run_dir_of
-from packhorse_shared.settings import HttpSettings, ModelSettings, Settings
+from packhorse_shared.settings import ModelSettings, Settings
 
 _DESCRIPTION = """Serve a model behind one OpenAI-compatible endpoint on every device of this machine. MODEL is a Hugging Face
 name or a local folder; without it, the small model of the `demo` extra is served. Every flag is also accepted with dashes,
@@ -107,9 +106,9 @@ def _check_start(settings: Settings, run_dir: RunDir) -> None:
     """What would make the parts fail, found before any of them starts."""
     _check_model(settings.model)
     if settings.http.uds is not None:
-        _check_uds(Path(settings.http.uds))
+        is_stale_socket(Path(settings.http.uds))
     else:
-        _check_port(settings.http)
+        check_port_is_free(settings.http)
     socket_path = run_dir.path / SOCKET_NAME
     if socket_path.exists() and not stat.S_ISSOCK(socket_path.lstat().st_mode):
         raise CannotStartError(f"run_dir: {socket_path} is in the way: it is not a socket, so it was not removed")
@@ -121,36 +120,3 @@ def _check_model(model: ModelSettings) -> None:
     is_local = name is None or name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).is_dir()
     if is_local and not (find_folder(model, weights=True) / "config.json").is_file():
         raise ModelFilesError(f"model: {name} has no config.json; name the folder of a Hugging Face model")
-
-
-def _check_port(http: HttpSettings) -> None:
-    """Whether the address can be bound by us alone. The frontends share it by SO_REUSEPORT, which would not notice others."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM)[0]
-    except OSError as problem:
-        raise CannotStartError(f"host: {http.host} cannot be resolved: {problem.strerror}") from None
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as problem:
-            if problem.errno == errno.EADDRINUSE:
-                raise CannotStartError(f"port: {http.port} on {http.host} is in use; choose another --port") from None
-            raise CannotStartError(f"port: cannot listen on {http.host}:{http.port}: {problem.strerror}") from None
-
-
-def _check_uds(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise CannotStartError(f"uds: there is no folder {path.parent}") from None
-        return
-    if not stat.S_ISSOCK(mode):
-        raise CannotStartError(f"uds: {path} is in the way: it is not a socket, so it was not removed")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return
-    raise CannotStartError(f"uds: {path} is in use; choose another --uds")

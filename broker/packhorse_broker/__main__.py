@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from packhorse_broker.core import BrokerCore
 from packhorse_broker.loop import serve
 from packhorse_broker.signals import stop_signals
+from packhorse_shared.addresses import url_of
 from packhorse_shared.arguments import Parser, add_settings, parse
 from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError
 from packhorse_shared.logs import configure_logs
 from packhorse_shared.run_dir import RunDir, RunningServer, run_dir_of
-from packhorse_shared.settings import HttpSettings, Settings
+from packhorse_shared.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +54,8 @@ def _take_over(run_dir: RunDir, settings: Settings, supervisor_url: str | None) 
     run_dir.clear_endpoints()
     token = run_dir.ensure_token()
     run_dir.write_settings(settings)
-    run_dir.write_server(RunningServer(url=_url(settings.http), supervisor_url=supervisor_url))
+    run_dir.write_server(RunningServer(url=url_of(settings.http), supervisor_url=supervisor_url))
     return token
-
-
-def _url(http: HttpSettings) -> str:
-    """Where the frontends listen."""
-    if http.uds is not None:
-        return f"unix:{http.uds}"
-    host = f"[{http.host}]" if ":" in http.host else http.host
-    return f"{'https' if http.ssl_certfile else 'http'}://{host}:{http.port}"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from packhorse_frontend.app import Frontend, FrontendPlan
 from packhorse_frontend.keys import load_keys
 from packhorse_frontend.port import listen
 from packhorse_frontend.server import DrainingServer, uvicorn_config
+from packhorse_shared.addresses import url_of
 from packhorse_shared.arguments import Parser, add_settings, parse
 from packhorse_shared.cores import usable_cores
 from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError, SettingsError
@@ -91,7 +92,7 @@ def _plan(settings: Settings, run_dir: RunDir, index: int) -> FrontendPlan:
         keys=load_keys(settings.http),
         threads=max(1, min(_MOST_THREADS, usable_cores() // settings.http.num_frontends)),
         created=int(time.time()),
-        url=_url(settings.http),
+        url=url_of(settings.http),
         find_model=lambda: find_folder(settings.model, weights=False),
     )
 
@@ -118,13 +119,6 @@ def _raise_descriptor_limit(http: HttpSettings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (new, hard))
     if new < wanted:
         log.warning("max_connections is above the limit of open files", extra={"limit": hard, "wanted": wanted})
-
-
-def _url(http: HttpSettings) -> str:
-    if http.uds is not None:
-        return f"unix:{http.uds}"
-    host = f"[{http.host}]" if ":" in http.host else http.host
-    return f"{'https' if http.ssl_certfile else 'http'}://{host}:{http.port}{http.root_path.rstrip('/')}"
 
 
 if __name__ == "__main__":

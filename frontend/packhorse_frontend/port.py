@@ -7,16 +7,15 @@ directory of the server that listens, and all frontends of that server share it.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import socket
 import stat
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
+from packhorse_shared.addresses import Address, bind, check_port_is_free, is_stale_socket, resolve
 from packhorse_shared.errors import CannotStartError
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
@@ -35,11 +34,10 @@ def listen(http: HttpSettings, run_dir: RunDir) -> list[socket.socket]:
     """
     if http.uds is not None:
         return [_listen_unix(Path(http.uds).expanduser().absolute())]
-    addresses = _resolve(http)
     is_first = lock_address(http, run_dir.path)
     if is_first:
-        _probe(addresses, http)
-    return [_bind(family, address, http, shared=True) for family, address in addresses]
+        check_port_is_free(http)
+    return [_listen(address, http) for address in resolve(http)]
 
 
 def lock_address(http: HttpSettings, run_dir: Path, folder: Path = _LOCK_FOLDER) -> bool:
@@ -86,48 +84,17 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _resolve(http: HttpSettings) -> Sequence[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    try:
-        found = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as problem:
-        raise CannotStartError(f"host: {http.host} cannot be resolved: {problem.strerror}") from None
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-
-
-def _probe(addresses: Sequence[tuple[socket.AddressFamily, tuple[object, ...]]], http: HttpSettings) -> None:
-    """Bind without SO_REUSEPORT, and let go: fails when any other program listens, even one that shares the port."""
-    for family, address in addresses:
-        _bind(family, address, http, shared=False).close()
-
-
-def _bind(family: socket.AddressFamily, address: tuple[object, ...], http: HttpSettings, *, shared: bool) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except OSError as problem:
-        bound.close()
-        raise _refuse(problem, http) from None
+def _listen(address: Address, http: HttpSettings) -> socket.socket:
+    bound = bind(address, http, shared=True)
+    bound.listen(_BACKLOG)
     bound.setblocking(False)
     return bound
 
 
-def _refuse(problem: OSError, http: HttpSettings) -> CannotStartError:
-    if problem.errno == errno.EADDRINUSE:
-        return CannotStartError(f"port: {http.port} on {http.host} is in use by another program; choose another --port")
-    if problem.errno == errno.EACCES:
-        return CannotStartError(f"port: this user may not listen on port {http.port}; choose a --port from 1024 on")
-    return CannotStartError(f"host: cannot listen on {http.host}, port {http.port}: {problem.strerror}")
-
-
 def _listen_unix(path: Path) -> socket.socket:
     """A Unix socket that only this user may connect to (mode 0600). One that a dead process left is replaced."""
-    _clear(path)
+    if is_stale_socket(path):
+        path.unlink(missing_ok=True)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
@@ -140,21 +107,3 @@ def _listen_unix(path: Path) -> socket.socket:
         os.umask(mask)
     bound.setblocking(False)
     return bound
-
-
-def _clear(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise CannotStartError(f"uds: {path} is in the way: it is not a socket, so it was not removed")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        except OSError as problem:
-            raise CannotStartError(f"uds: cannot look at {path}: {problem.strerror}") from None
-        else:
-            raise CannotStartError(f"uds: {path} is in use by another program; choose another --uds")
