@@ -14,6 +14,8 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
+# Two processes, one file at a time each: much of the suite waits for real processes.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Installs the project with the extras named in the stamp file's name. pip says nothing unless it fails. Only `make serve`
 # uses plain [demo]: the stamp of a larger set counts for the smaller ones.
@@ -52,14 +54,14 @@ serve: $(VENV)/.installed-demo
 	@exec $(BIN)/packhorse embeddings $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

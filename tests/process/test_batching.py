@@ -40,7 +40,7 @@ def test_singles_at_once_share_batches(make_stack: StackFactory) -> None:
 def test_full_queue_refuses_at_once_and_the_client_gets_through(make_stack: StackFactory, slow_model: Path) -> None:
     stack = make_stack("--max_queue_size=8", "--max_batch_size=4", "--max_num_tokens=2048", model=slow_model)
     stack.start().wait_ready()
-    long_text = "t10 " * 500
+    long_text = "t10 " * 200
     with ThreadPoolExecutor(3) as pool, httpx.Client(timeout=120) as http:
         bulk = [pool.submit(http.post, f"{stack.url}/v1/embeddings", json={"input": [long_text] * 40}) for _ in range(1)]
         wait_until(lambda: stack.status()["queue"]["inputs"] >= 8, 20, "a full queue")
