@@ -66,7 +66,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         bool, Meta(description="load weights from pickle files, which can run code, when there is no safetensors file")
     ] = False
     cuda_graph_config: Annotated[
-        dict[str, Any] | None, Meta(description="CUDA graphs to capture at start", extra={"yaml_only": True})
+        dict[str, Any] | None,
+        Meta(
+            description="CUDA graphs to capture at start; checked, and without effect in this release",
+            extra={"yaml_only": True},
+        ),
     ] = None
 
 

@@ -360,6 +360,12 @@ def test_max_num_tokens_below_max_seq_len_is_told_with_one_warning(folder: Path,
     assert len([record for record in caplog.records if "max_num_tokens" in record.getMessage()]) == 1
 
 
+def test_a_setting_without_effect_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        encoder_of(folder, cuda_graph_config={"batch_sizes": [1, 2]})
+    assert [record.getMessage() for record in caplog.records if "cuda_graph_config has no effect" in record.getMessage()]
+
+
 def test_without_any_limit_the_token_budget_is_the_limit() -> None:
     assert find_max_seq_len(None, None, None, 100) == 100
     assert find_max_seq_len(None, TokenLimit(70, "x"), None, 100) == 70

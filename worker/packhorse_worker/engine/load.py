@@ -55,6 +55,8 @@ def load_encoder(folder: ModelFolder, name: str, model: ModelSettings, batching:
     Raises ModelFilesError or SettingsError with one line when its files or the settings cannot be served.
     """
     dtype = _dtype(model.dtype, device.torch_device)
+    if model.cuda_graph_config is not None:
+        log.warning("cuda_graph_config has no effect in this release: every batch runs eagerly, with the same vectors")
     log.info("loading model", extra={"model": name, "device": str(device.torch_device), "dtype": _name(dtype)})
     pipeline, dimension = _load_pipeline(folder, model, device.torch_device, dtype)
     num_tokens = _num_tokens(batching, pipeline, dtype, device)
