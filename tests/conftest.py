@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from stack import Stack
@@ -14,6 +15,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for name in [name for name in os.environ if name.startswith("PACKHORSE_")]:
     del os.environ[name]
+
+# No example is timed: how long one takes says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile(
+    "packhorse", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("packhorse")
 
 StackFactory = Callable[..., Stack]
 
