@@ -19,7 +19,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from stack import Stack, wait_until  # the path above is what makes this importable
+from stack import Stack  # the path above is what makes this importable
+from waiting import wait_until
 
 
 def seconds_to_ready(stack: Stack) -> float:

@@ -56,17 +56,6 @@ class FakeRequestError(Exception):
         self.failure = failure
 
 
-def wait_until(predicate: Callable[[], Any], within_s: float = 5.0, what: str = "the condition") -> Any:
-    """Poll until the predicate is true and return its value; AssertionError when it stays false."""
-    deadline = time.monotonic() + within_s
-    while True:
-        value = predicate()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what} did not come true within {within_s:g} s"
-        time.sleep(0.005)
-
-
 def vector_of(ids: Sequence[int]) -> list[float]:
     """What the fake model answers for one input; sums stay exact in float32 below 2**24."""
     return [float(len(ids)), float(sum(ids)), float(ids[0])]

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,18 +17,11 @@ import httpx
 import openai
 import psutil
 
+from waiting import wait_until
+
 ROOT = Path(__file__).resolve().parent.parent
 START_WITHIN_S = 90.0
 STOP_WITHIN_S = 45.0
-
-
-def wait_until(predicate: Callable[[], Any], within_s: float, what: str = "") -> Any:
-    """The first true value of the predicate. Fails when none comes in time."""
-    deadline = time.monotonic() + within_s
-    while not (value := predicate()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or predicate}"
-        time.sleep(0.05)
-    return value
 
 
 def free_port() -> int:

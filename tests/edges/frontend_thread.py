@@ -7,7 +7,6 @@ import contextlib
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from packhorse_frontend.keys import Keys
 from packhorse_frontend.server import DrainingServer, uvicorn_config
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
+from waiting import wait_until
 
 NAMES = ("tiny", "tiny-alias")
 WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, **{f"t{number}": number for number in range(10, 128)}}
@@ -44,15 +44,6 @@ def build_tokenizer(template: str | None = "[CLS] $A [SEP]") -> Tokenizer:
 def save_tokenizer(folder: Path, template: str | None = "[CLS] $A [SEP]") -> Path:
     build_tokenizer(template).save(str(folder / "tokenizer.json"))
     return folder
-
-
-def wait_until(predicate: Callable[[], Any], within_s: float = 5.0) -> Any:
-    """The first true value of the predicate. Fails when none comes in time."""
-    deadline = time.monotonic() + within_s
-    while not (value := predicate()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {predicate}"
-        time.sleep(0.005)
-    return value
 
 
 @dataclass

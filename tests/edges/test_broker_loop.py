@@ -31,7 +31,6 @@ from fakes import (
     encode_batch,
     spawn_worker,
     vector_of,
-    wait_until,
 )
 from packhorse_broker.events import WorkerLost
 from packhorse_broker.processes import ProcessWatch
@@ -41,6 +40,7 @@ from packhorse_shared.codec import encode
 from packhorse_shared.errors import EXIT_CANNOT_START
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import new_identity, open_dealer, query_status
+from waiting import wait_until
 
 
 class Broker:

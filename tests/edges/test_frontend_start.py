@@ -18,12 +18,13 @@ import psutil
 import pytest
 
 from edges.fake_broker import running_broker
-from edges.frontend_thread import save_tokenizer, wait_until
+from edges.frontend_thread import save_tokenizer
 from packhorse_frontend.keys import Keys, load_keys
 from packhorse_frontend.port import listen, lock_address
 from packhorse_shared.errors import CannotStartError, SettingsError
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
+from waiting import wait_until
 
 
 @pytest.fixture

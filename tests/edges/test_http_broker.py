@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from edges.fake_broker import DIMENSION, STATE, encode_ids
-from edges.frontend_thread import Bench, read_answer, running_frontend, save_tokenizer, wait_until
+from edges.frontend_thread import Bench, read_answer, running_frontend, save_tokenizer
 from edges.test_http_embeddings import error, vectors
 from packhorse_shared.errors import CannotStartError
 from packhorse_shared.messages import ErrorCode, RequestFailure
 from packhorse_shared.settings import HttpSettings
+from waiting import wait_until
 
 BODY = b'{"input":["t10","t11"]}'
 POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)

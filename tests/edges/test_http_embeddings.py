@@ -16,9 +16,10 @@ import openai
 import pytest
 
 from edges.fake_broker import DIMENSION, MODEL, STATE, encode_ids
-from edges.frontend_thread import Bench, running_frontend, wait_until
+from edges.frontend_thread import Bench, running_frontend
 from packhorse_shared.messages import EncodeOptions, ModelFacts
 from packhorse_shared.settings import HttpSettings
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from edges.frontend_thread import Bench, read_all, read_answer, running_frontend, wait_until
+from edges.frontend_thread import Bench, read_all, read_answer, running_frontend
 from packhorse_frontend.keys import Keys
 from packhorse_shared.settings import HttpSettings
+from waiting import wait_until
 
 BODY = b'{"input":"t10"}'
 POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)

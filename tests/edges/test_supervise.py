@@ -18,7 +18,8 @@ import pytest
 from packhorse.conf import conf_path
 from packhorse.control import Supervisor
 from packhorse_shared.run_dir import RunDir
-from stack import free_port, wait_until
+from stack import free_port
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,13 @@ from packhorse_worker.brake import Brake
 from packhorse_worker.compute import _load_and_compute, run_worker
 from packhorse_worker.desk import Desk, Task
 from packhorse_worker.loop import Answer, Finish, Link, WorkerIdentity
+from waiting import wait_until
 
 BOOT = 11
 FACTS = m.ModelFacts(
     name="fake", task="embedding", dimension=2, max_seq_len=64, dtype="float32", vocabulary_rows=128, fingerprint="f"
 )
 LIMITS = m.WorkerLimits(4, 256)
-
-
-def wait_until(predicate: Callable[[], Any], within_s: float = 5.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (value := predicate()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {predicate}"
-        time.sleep(0.005)
-    return value
 
 
 class FakeModel:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from conftest import StackFactory
-from stack import wait_until
 from texts import text_of
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -72,21 +72,11 @@ def test_gone_clients_free_the_queue(make_stack: StackFactory, slow_model: Path)
     inputs_before = stack.workers("ready", "busy")[0]["inputs"]
     with httpx.Client(timeout=120) as http:
         request = http.build_request("POST", f"{stack.url}/v1/embeddings", json={"input": ["t10 " * 500] * 200})
-        thread = threading.Thread(target=_send_and_leave, args=(stack.port, request), daemon=True)
-        thread.start()
-        wait_until(lambda: stack.status()["queue"]["inputs"] > 100, 20, "a long queue")
-        thread.join(20)
+        with socket.create_connection(("127.0.0.1", stack.port)) as connection:
+            body = request.read()
+            head = f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            wait_until(lambda: stack.status()["queue"]["inputs"] > 100, 20, "a long queue")
         wait_until(lambda: stack.status()["queue"]["inputs"] == 0, 5, "the queue to be dropped")
         wait_until(lambda: stack.workers("ready"), 20, "the worker to be idle again")
     assert stack.workers("ready")[0]["inputs"] - inputs_before < 100
-
-
-def _send_and_leave(port: int, request: httpx.Request) -> None:
-    """Send a request and close the connection without reading, half a second later."""
-    import socket
-
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        body = request.read()
-        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-        time.sleep(0.5)

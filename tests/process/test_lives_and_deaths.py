@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from conftest import StackFactory
-from stack import Stack, wait_until
+from stack import Stack
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from conftest import StackFactory
-from stack import START_WITHIN_S, Stack, wait_until
+from stack import START_WITHIN_S, Stack
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 
