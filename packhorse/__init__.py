@@ -1,1 +1,38 @@
-"""Packhorse: encoder models behind one OpenAI-compatible endpoint that uses every GPU of the machine."""
+"""Packhorse: encoder models behind one OpenAI-compatible endpoint that uses every GPU of the machine.
+
+In Python, ``Encoder`` runs such a model in the calling process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packhorse_shared.errors import ModelFilesError
+    from packhorse_worker.engine.encoder import Encoder
+    from packhorse_worker.engine.llm import LLM
+    from packhorse_worker.engine.output import EncodeError, EncoderOutput
+
+__all__ = ["LLM", "EncodeError", "Encoder", "EncoderOutput", "ModelFilesError"]
+
+_HOMES = {
+    "EncodeError": "packhorse_worker.engine.output",
+    "Encoder": "packhorse_worker.engine.encoder",
+    "EncoderOutput": "packhorse_worker.engine.output",
+    "LLM": "packhorse_worker.engine.llm",
+    "ModelFilesError": "packhorse_shared.errors",
+}
+"""Imported when they are asked for: torch takes seconds, and the command line does without."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

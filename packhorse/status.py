@@ -38,7 +38,8 @@ def status(argv: list[str], environ: Mapping[str, str]) -> int:
 def summary(report: StatusReport) -> list[str]:
     """The lines above the table."""
     model, queue, rates = report.model, report.queue, report.rates
-    name = "no worker is ready yet" if model is None else f"{model.name}, {model.task}, {model.dimension} values"
+    per_token = " a token" if model is not None and model.task == "token_reward" else ""
+    name = "no worker is ready yet" if model is None else f"{model.name}, {model.task}, {model.dimension} values{per_token}"
     details = "" if model is None else f", {model.dtype}, up to {model.max_seq_len} tokens"
     oldest = f", the oldest for {queue.oldest_wait_ms:.1f} ms" if queue.inputs else ""
     return [

@@ -11,21 +11,21 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from packhorse_shared.messages import EncodeOptions
 from packhorse_shared.settings import BatchingSettings, ModelSettings
-from packhorse_worker.engine.encoder import Encoder
-from packhorse_worker.engine.load import Device, load_encoder
+from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.load import Device, load_runner
 from packhorse_worker.engine.model_folder import read_model_folder
+from packhorse_worker.engine.runner import Runner
 
 CPU = Device(torch.device("cpu"), workers=1)
 Vectors = NDArray[np.float32]
 
 
-def encoder_of(folder: Path, *, max_num_tokens: int = 8192, **settings: Any) -> Encoder:
+def runner_of(folder: Path, *, max_num_tokens: int = 8192, **settings: Any) -> Runner:
     """The engine on a folder, on the CPU."""
     model = ModelSettings(**settings)
     batching = BatchingSettings(max_num_tokens=max_num_tokens)
-    return load_encoder(read_model_folder(folder, model), folder.name, model, batching, CPU)
+    return load_runner(read_model_folder(folder, model), folder.name, model, batching, CPU)
 
 
 def ids_of(folder: Path, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -36,12 +36,13 @@ def ids_of(folder: Path, texts: Sequence[str]) -> list[NDArray[np.int32]]:
     return [np.array(each.ids, dtype=np.int32) for each in tokenizer.encode_batch(list(texts))]
 
 
-def vectors_of(encoder: Encoder, ids: Sequence[NDArray[np.int32]], prompt_tokens: int = 0) -> Vectors:
+def vectors_of(runner: Runner, ids: Sequence[NDArray[np.int32]], prompt_tokens: int = 0) -> Vectors:
     """The vectors of a batch in which no input fails, shape (inputs, dimension)."""
-    outcome = encoder.encode(ids, [EncodeOptions(prompt_tokens)] * len(ids))
+    outcome = runner.run([Input(each, prompt_tokens) for each in ids])
     assert outcome.failures == []
-    assert outcome.row_values == [encoder.facts.dimension] * len(ids)
-    return outcome.values.reshape(len(ids), -1)
+    vectors = np.stack([np.asarray(row) for row in outcome.rows])
+    assert vectors.shape == (len(ids), runner.facts.dimension)
+    return vectors
 
 
 def reference_vectors(folder: Path, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:

@@ -27,7 +27,16 @@ _WINDOWED = {**_DECODER, "sliding_window": 6}
 _T5 = {"vocab_size": ROWS, "d_model": HIDDEN, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
 _DISTIL = {"vocab_size": ROWS, "dim": HIDDEN, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64}
 _FNET = {"vocab_size": ROWS, "hidden_size": HIDDEN, "num_hidden_layers": 2, "intermediate_size": 64, "pad_token_id": 0}
-_GPT2 = {"vocab_size": ROWS, "n_embd": HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+_GPT2 = {
+    "vocab_size": ROWS,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "n_embd": HIDDEN,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "initializer_range": 0.2,
+}
 _DEBERTA = {
     "relative_attention": True,
     "position_buckets": 8,

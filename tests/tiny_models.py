@@ -141,19 +141,23 @@ def save_tokenizer(
     pad: str,
     longest: int,
     padding_side: str = "right",
+    pair: str | None = None,
+    words: dict[str, int] | None = None,
+    **settings: Any,
 ) -> None:
+    """``pair``: template of two texts. ``words``: more of them, below 10. ``settings`` of PreTrainedTokenizerFast."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    unused = {f"<unused{number}>": number for number in range(10) if number not in names.values()}
-    tokenizer = Tokenizer(models.WordLevel({**names, **unused, **_WORDS}, unk_token=unk))
+    known = {**names, **(words or {})}
+    unused = {f"<unused{number}>": number for number in range(10) if number not in known.values()}
+    tokenizer = Tokenizer(models.WordLevel({**known, **unused, **_WORDS}, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(name, names[name]) for name in specials]
+        single=template, pair=pair, special_tokens=[(name, names[name]) for name in specials]
     )
     first, last = specials[0], specials[-1]
     named = {"cls_token": first, "sep_token": last} if len(specials) == 2 else {"eos_token": last}
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token=unk, pad_token=pad, model_max_length=longest, padding_side=padding_side, **named
-    ).save_pretrained(folder)
+    options = {"model_max_length": longest, "padding_side": padding_side, **named, **settings}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unk, pad_token=pad, **options).save_pretrained(folder)

@@ -15,8 +15,8 @@ from typing import Any
 
 import zmq
 
-from packhorse_frontend.dimensions import Rows
-from packhorse_frontend.exchange import Answered, Ending, Exchange, OpenRequest
+from packhorse_frontend.dimensions import RowShape
+from packhorse_frontend.exchange import Answer, Answered, Ending, Exchange, OpenRequest
 from packhorse_frontend.inputs import Ids
 from packhorse_shared.codec import Buffer, Decoder, Header, encode
 from packhorse_shared.errors import MalformedMessageError
@@ -63,7 +63,7 @@ class BrokerClient:
         self._on_state = on_state
         self._exchange = Exchange()
         self._rids = itertools.count(1)
-        self._futures: dict[int, asyncio.Future[Rows]] = {}
+        self._futures: dict[int, asyncio.Future[Answer]] = {}
         self._reports: list[asyncio.Future[StatusReport]] = []
         self._decoder = Decoder(BrokerState, Result, RequestFailure, StatusReport, Introduce)
         self._is_flush_due = False
@@ -111,19 +111,19 @@ class BrokerClient:
         ids: Ids,
         lengths: Sequence[int],
         *,
-        dimension: int,
+        shape: RowShape,
         deadline: float,
         priority: int = 0,
         options: EncodeOptions = EncodeOptions(),  # noqa: B008 (frozen)
-    ) -> Rows:
-        """Rows of one request: float32 ``[len(lengths), dimension]``.
+    ) -> Answer:
+        """The rows of one request, one for each of ``lengths``.
 
         ``ids`` are the int32 ids of all inputs, joined. Raises RequestFailedError. Cancelling the call gives the request up.
         """
         rid = next(self._rids)
-        future: asyncio.Future[Rows] = self._loop.create_future()
+        future: asyncio.Future[Answer] = self._loop.create_future()
         self._futures[rid] = future
-        self._exchange.open(OpenRequest(rid, ids, lengths, deadline, dimension, priority, options))
+        self._exchange.open(OpenRequest(rid, ids, lengths, deadline, shape, priority, options))
         self._flush_soon()
         timer = self._loop.call_at(deadline + OWN_GRACE_S, self._time_out, rid)
         try:

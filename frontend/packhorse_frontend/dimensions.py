@@ -1,9 +1,11 @@
-"""Shorter vectors from Matryoshka models: which sizes a model allows, and how a vector is cut.
+"""How many values an output has, and shorter vectors from Matryoshka models: which sizes are allowed, how a vector is cut.
 
 Matryoshka Representation Learning, Kusupati et al. 2022: the leading values of a vector are a vector by themselves.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +16,32 @@ from packhorse_shared.messages import ModelFacts
 Rows = npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class RowShape:
+    """How many values the row of an input has."""
+
+    dimension: int
+    per_token: bool = False
+    """Whether it has ``dimension`` values for each of its tokens."""
+
+    def values(self, tokens: int) -> int:
+        """Values of the row of an input with so many tokens."""
+        return self.dimension * tokens if self.per_token else self.dimension
+
+
+def shape_of(model: ModelFacts) -> RowShape:
+    """The shape of this model's rows."""
+    return RowShape(model.dimension, per_token=model.task == "token_reward")
+
+
 def check_dimensions(dimensions: int | None, model: ModelFacts, served_name: str) -> int:
     """The size of the vectors to answer with. Raises Problem (400) that names the model and what it accepts."""
+    if dimensions is not None and model.task == "token_reward":
+        raise invalid(
+            f"dimensions is {dimensions}; model {served_name} gives {model.dimension} values for each token of an input, "
+            "so that the size is the input's",
+            "dimensions",
+        )
     if dimensions is None or dimensions == model.dimension:
         return model.dimension
     if dimensions in model.matryoshka_dimensions and dimensions < model.dimension:

@@ -12,15 +12,16 @@ from starlette.types import Receive, Scope, Send
 
 from packhorse_frontend.body import LARGEST_INLINE_BYTES, read_body
 from packhorse_frontend.client import RequestFailedError
-from packhorse_frontend.dimensions import Rows, check_dimensions
+from packhorse_frontend.dimensions import check_dimensions, shape_of
 from packhorse_frontend.disconnect import while_connected
+from packhorse_frontend.exchange import Answer
 from packhorse_frontend.gate import find_refusal, input_limit
 from packhorse_frontend.inputs import IdLists, LengthRule, Texts, TokenizedInputs, cut_ids, read_input
 from packhorse_frontend.large_body import read_large_body
 from packhorse_frontend.parsing import BodyParser
 from packhorse_frontend.problems import Problem, from_failure
 from packhorse_frontend.prompts import choose_prompt
-from packhorse_frontend.render import LARGEST_INLINE_VALUES, render_embeddings
+from packhorse_frontend.render import LARGEST_INLINE_VALUES, count_values, render_embeddings
 from packhorse_frontend.schema import EmbeddingsRequest, Usage
 from packhorse_frontend.state import FrontendState
 from packhorse_frontend.tokens import TextTokenizer, TextWork
@@ -158,14 +159,14 @@ class EmbeddingsRoute:
 
     async def _encode(
         self, tokens: TokenizedInputs, options: EncodeOptions, request: EmbeddingsRequest, model: ModelFacts, deadline: float
-    ) -> Rows:
+    ) -> Answer:
         if asyncio.get_running_loop().time() >= deadline:
             raise from_failure(ErrorCode.TIMEOUT, self._timeout_message(), 0, None)
         try:
             return await self._state.client.encode(
                 tokens.ids,
                 tokens.lengths,
-                dimension=model.dimension,
+                shape=shape_of(model),
                 deadline=deadline,
                 priority=request.priority or 0,
                 options=options,
@@ -178,9 +179,9 @@ class EmbeddingsRoute:
     def _timeout_message(self) -> str:
         return f"the request was not done within {self._state.http.request_timeout:g} s (--request_timeout)"
 
-    async def _render(self, rows: Rows, dimension: int, request: EmbeddingsRequest, usage: Usage) -> bytes:
+    async def _render(self, rows: Answer, dimension: int, request: EmbeddingsRequest, usage: Usage) -> bytes:
         arguments = (rows, dimension, request.encoding_format or "float", self._state.served_names[0], usage)
-        if len(rows) * dimension <= LARGEST_INLINE_VALUES:
+        if count_values(rows) <= LARGEST_INLINE_VALUES:
             return render_embeddings(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._state.renderer, lambda: render_embeddings(*arguments))
 

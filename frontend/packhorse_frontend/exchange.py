@@ -2,17 +2,18 @@
 
 The frontend owns its requests: here it is decided what is sent for them, what an answer of the broker is worth, and when a
 request is complete. A row counts only if its request is open, its index is one that still misses, and its size is the
-model's; a request ends exactly once.
+model's (for the input's length, where a model gives values for each token); a request ends exactly once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 
-from packhorse_frontend.dimensions import Rows
+from packhorse_frontend.dimensions import Rows, RowShape
 from packhorse_frontend.inputs import Ids
 from packhorse_shared.codec import MAX_HEADER_BYTES, Buffer
 from packhorse_shared.messages import (
@@ -33,6 +34,11 @@ _ROOM_BYTES = MAX_HEADER_BYTES - 64
 _RIDS_PER_CANCEL = 5_000
 _NO_OPTIONS = EncodeOptions()
 
+_NO_ROW: Rows = np.empty(0, dtype=np.float32)
+
+Answer = Rows | list[Rows]
+"""The rows of a request: float32 ``[inputs, dimension]``, or one array for each input where their sizes differ."""
+
 
 @dataclass
 class OpenRequest:
@@ -43,15 +49,15 @@ class OpenRequest:
     lengths: Sequence[int]
     deadline: float
     """By the event loop's clock."""
-    dimension: int
-    """Values that each row must have."""
+    shape: RowShape
+    """What each row must have."""
     priority: int = 0
     options: EncodeOptions = _NO_OPTIONS
     was_sent: bool = False
     is_resubmitted: bool = False
     missing: int = field(init=False)
     has_row: bytearray = field(init=False)
-    rows: Rows | None = None
+    rows: Answer | None = None
 
     def __post_init__(self) -> None:
         self.start_over()
@@ -61,13 +67,27 @@ class OpenRequest:
         self.missing = len(self.lengths)
         self.has_row = bytearray(len(self.lengths))
 
+    def split(self, values: Rows, sizes: Sequence[int]) -> Sequence[Rows] | Rows:
+        """The rows of some inputs, joined in ``values``, by their sizes. Rows for each token are copied, so that they can be
+        kept when the message that they came in goes."""
+        if not self.shape.per_token:
+            return values.reshape(-1, self.shape.dimension)
+        return [row.copy() for row in np.split(values, np.cumsum(sizes)[:-1])]
+
+    def make_room(self) -> Answer:
+        """Where the rows go."""
+        if self.rows is None:
+            count, dimension = len(self.lengths), self.shape.dimension
+            self.rows = [_NO_ROW] * count if self.shape.per_token else np.empty((count, dimension), dtype=np.float32)
+        return self.rows
+
 
 @dataclass(frozen=True)
 class Answered:
-    """All rows of a request are there: float32 ``[inputs, dimension]``, in input order."""
+    """All rows of a request are there, in input order."""
 
     rid: int
-    rows: Rows
+    rows: Answer
 
 
 Ending = Answered | RequestFailure
@@ -156,25 +176,24 @@ class Exchange:
         problem = _find_fault(part, request)
         if problem is not None:
             return self._fail(request, ErrorCode.FORWARD_FAILED, problem, None)
-        rows = values.reshape(-1, request.dimension)
+        rows = request.split(values, part.row_values)
         if not np.isfinite(values).all():
-            bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+            bad = next(index for index, row in zip(part.indexes, rows, strict=True) if not np.isfinite(row).all())
             message = "the model's output for this input is not finite"
-            return self._fail(request, ErrorCode.NON_FINITE_OUTPUT, message, part.indexes[bad])
-        if request.rows is None:
-            request.rows = np.empty((len(request.lengths), request.dimension), dtype=np.float32)
+            return self._fail(request, ErrorCode.NON_FINITE_OUTPUT, message, bad)
+        kept = request.make_room()
         for index, row in zip(part.indexes, rows, strict=True):
             if request.has_row[index]:
                 self.duplicate_rows += 1
                 continue
             request.has_row[index] = 1
             request.missing -= 1
-            request.rows[index] = row
+            kept[index] = row
         if request.missing:
             return None
         del self._open[request.rid]
         self._to_submit.pop(request.rid, None)
-        return Answered(request.rid, request.rows)
+        return Answered(request.rid, kept)
 
     def _fail(self, request: OpenRequest, code: ErrorCode, message: str, index: int | None) -> RequestFailure:
         self.give_up(request.rid)
@@ -187,8 +206,10 @@ def _find_fault(part: RequestRows, request: OpenRequest) -> str | None:
         return f"the broker sent {len(part.row_values)} rows for {len(part.indexes)} inputs"
     if max(part.indexes) >= len(request.lengths):
         return f"the broker sent a row for input {max(part.indexes)} of {len(request.lengths)}"
-    wrong = next((size for size in part.row_values if size != request.dimension), None)
-    return None if wrong is None else f"the worker sent a row of {wrong} values, the model has {request.dimension}"
+    shape, lengths = request.shape, request.lengths
+    sizes = [shape.values(lengths[index]) for index in part.indexes] if shape.per_token else repeat(shape.dimension)
+    wrong = next(((size, right) for size, right in zip(part.row_values, sizes, strict=False) if size != right), None)
+    return None if wrong is None else f"the worker sent a row of {wrong[0]} values, the model has {wrong[1]}"
 
 
 def _submit(requests: Sequence[OpenRequest], now: float) -> tuple[Submit, Buffer]:

@@ -22,7 +22,7 @@ def choose_prompt(request: EmbeddingsRequest, model: ModelFacts, *, is_text: boo
 
     ``prompt`` and ``prompt_name`` exclude each other and come before ``input_type``, which comes before the model's default. A
     prompt is text, so that token ids never get one: asking for one by name is refused there, the rest does nothing.
-    Raises Problem (400).
+    A reranker's prompts belong into its pairs, so that a text gets one only when it is asked for. Raises Problem (400).
     """
     if request.prompt is not None and request.prompt_name is not None:
         raise invalid("prompt and prompt_name were both given; send one of them", "prompt")
@@ -38,6 +38,8 @@ def choose_prompt(request: EmbeddingsRequest, model: ModelFacts, *, is_text: boo
         return request.prompt
     if request.prompt_name is not None:
         return model.prompts[request.prompt_name]
+    if model.task == "rerank":
+        return ""
     name = _name_for(request.input_type, model) or model.default_prompt_name
     return model.prompts.get(name, "") if name else ""
 

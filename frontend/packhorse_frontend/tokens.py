@@ -1,7 +1,7 @@
 """Texts to token ids. Everything here runs in a thread; ``pool.py`` sees to that.
 
-One tokenizer serves all threads and is never changed after it is loaded: padding and truncation are switched off for good,
-and inputs are cut here, so that no request can see another one's settings.
+One tokenizer serves all threads and is never changed after it is loaded, and inputs are cut here, so that no request can see
+another one's settings.
 
 How much text is tokenized is bounded three ways. A text of more than ``_LONGEST_TEXT_CHARS`` characters (more for models that
 take very long inputs) is refused, or cut there where truncation was asked for. A long text is first judged by its beginning:
@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, normalizers
+from tokenizers import Encoding, Tokenizer
 
 from packhorse_frontend.inputs import LengthRule, TokenizedInputs, label_of
 from packhorse_frontend.problems import invalid
-from packhorse_shared.errors import ModelFilesError
-from packhorse_shared.model_folder import tokenizer_file
+from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
 
 _LONGEST_TEXT_CHARS = 1_000_000
 _LONGEST_TEXT_CHARS_PER_TOKEN = 256
@@ -64,14 +62,9 @@ class TextTokenizer:
     """A model's tokenizer. Safe to use from several threads at once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        self._tokenizer = tokenizer
+        self._tokenizer = ModelTokenizer(tokenizer)
         self._prefix_tokens, self._suffix_tokens = _count_special_tokens(tokenizer)
-        self._special_ids = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
-        self.count_prompt_tokens = lru_cache(maxsize=64)(self._count_prompt_tokens)
+        self.count_prompt_tokens = self._tokenizer.count_prompt_tokens
 
     def tokenize(self, work: TextWork, is_abandoned: Callable[[], bool]) -> TokenizedInputs:
         """Token ids of all texts. Raises Problem (400) naming the first input that is too long or has no tokens."""
@@ -96,18 +89,10 @@ class TextTokenizer:
         lengths = list(map(len, lists))
         return TokenizedInputs(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(lengths)), lengths, truncated)
 
-    def _count_prompt_tokens(self, prompt: str, *, lowercase: bool, add_special_tokens: bool) -> int:
-        """Leading tokens of an input that are its prompt's, counted as sentence-transformers does.
-
-        The prompt is tokenized by itself; a special token at its end (EOS, SEP) is not counted.
-        """
-        ids = self._variant(lowercase=lowercase).encode(prompt, add_special_tokens=add_special_tokens).ids
-        return len(ids) - (bool(ids) and ids[-1] in self._special_ids)
-
     def _encode(self, work: TextWork, is_abandoned: Callable[[], bool]) -> Iterator[tuple[int, Encoding, bool]]:
         """Index, encoding and whether all of the text was tokenized, text by text, a step of text at a time."""
         beginning_chars = _BEGINNING_CHARS + _BEGINNING_CHARS_PER_TOKEN * work.rule.limit
-        reader = self._variant(lowercase=work.lowercase)
+        reader = self._tokenizer.variant(lowercase=work.lowercase)
         index = work.first_index
         for texts in _steps(work.texts):
             if is_abandoned():
@@ -138,20 +123,9 @@ class TextTokenizer:
         return self._encode_one(text[:longest_chars], work), is_whole
 
     def _encode_one(self, text: str, work: TextWork) -> Encoding:
-        reader = self._variant(lowercase=work.lowercase)
+        reader = self._tokenizer.variant(lowercase=work.lowercase)
         encoding: Encoding = reader.encode_batch_fast([text], add_special_tokens=work.add_special_tokens)[0]
         return encoding
-
-    def _variant(self, *, lowercase: bool) -> Tokenizer:
-        return self._lowering if lowercase else self._tokenizer
-
-    @cached_property
-    def _lowering(self) -> Tokenizer:
-        """The tokenizer for ``do_lower_case``, as sentence-transformers makes it: a special token's own text stays as it is."""
-        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-        own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-        return tokenizer
 
     def _cut(self, encoding: Encoding, work: TextWork) -> tuple[list[int], bool]:
         """The ids, cut to ``truncate_to`` tokens with the special tokens kept, and whether something was cut off."""
@@ -168,11 +142,7 @@ class TextTokenizer:
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of a model folder. Raises ModelFilesError naming the file when it is missing or broken."""
-    path = tokenizer_file(folder)
-    try:
-        return TextTokenizer(Tokenizer.from_file(str(path)))
-    except Exception as problem:  # the library raises Exception itself
-        raise ModelFilesError(f"model: {path} cannot be read as a tokenizer: {problem}") from None
+    return TextTokenizer(read_tokenizer(folder))
 
 
 def _steps(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -17,14 +17,15 @@ Rules at one glance:
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from packhorse_shared.settings import MAX_BATCH_INPUTS, MAX_FRONTENDS, MAX_INPUTS, MAX_PROCESSES, MAX_TOKENS
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+MAX_LABELS = 4096
 BYTES_PER_TOKEN = 4
 BYTES_PER_VALUE = 4
 BEAT_INTERVAL_S = 0.25
@@ -40,6 +41,8 @@ Message = Annotated[str, Meta(max_length=4096)]
 Priority = Annotated[int, Meta(ge=-100, le=100)]
 ProcessId = Annotated[int, Meta(ge=0, le=1 << 22)]
 """0 for a process that cannot be watched; the largest is Linux's PID_MAX_LIMIT."""
+Task = Literal["embedding", "classify", "reward", "token_reward", "rerank"]
+"""What a model's output is: a text's vector, the logits of its labels, of a reward, of labels for each token, of relevance."""
 Slot = Annotated[int, Meta(ge=-1, lt=MAX_PROCESSES)]
 """A worker's slot under supervisord; -1 for one started by hand."""
 
@@ -79,10 +82,13 @@ class ModelFacts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     """What a worker found out about its model: all that the frontends need to know to validate and to answer."""
 
     name: ShortText
-    task: ShortText
-    """``embedding`` here; other tasks bring their own words."""
+    task: Task
     dimension: Annotated[int, Meta(ge=1, le=1 << 24)]
-    """Size of one output vector."""
+    """Values of one output: of one input, or of one token where ``task`` is ``token_reward``."""
+    labels: Annotated[tuple[ShortText, ...], Meta(max_length=MAX_LABELS)] = ()
+    """Names of these values, in order; () where they have none, or where the names are too many or too long to be told."""
+    activation: ShortText = "Identity"
+    """Name of the class in ``torch.nn`` that turns an output into scores."""
     max_seq_len: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     """Longest input in tokens, special tokens included: the model's own limit or ``--max_seq_len``."""
     dtype: ShortText

@@ -129,6 +129,21 @@ def _given(flag: Flag, label: str, node: yaml.Node, path: Path) -> Given:
     return Given(label, texts)
 
 
+def check_graph_config(label: str, found: Any) -> dict[str, Any]:
+    """The keys and values of a ``cuda_graph_config``. Raises SettingsError that names the setting as ``label``."""
+    known = ", ".join(CudaGraphConfig.__struct_fields__)
+    if not isinstance(found, dict):
+        raise SettingsError(label, f"must hold some of {known}")
+    config: dict[str, Any] = dict(found)
+    if config.pop(_EXTRA_INPUTS, None):
+        raise SettingsError(label, f"{_EXTRA_INPUTS} is not supported in this release")
+    try:
+        msgspec.convert(config, CudaGraphConfig)
+    except (msgspec.ValidationError, RecursionError) as problem:
+        raise SettingsError(label, f"{' '.join(str(problem).split())[:200]}; it holds {known}") from None
+    return config
+
+
 def _graph_config(label: str, node: yaml.Node, path: Path) -> dict[str, Any]:
     if not isinstance(node, yaml.MappingNode):
         raise SettingsError(label, f"must hold some of {', '.join(CudaGraphConfig.__struct_fields__)}")
@@ -138,14 +153,12 @@ def _graph_config(label: str, node: yaml.Node, path: Path) -> dict[str, Any]:
     loader = yaml.SafeLoader("")
     try:
         config = loader.construct_document(node)
-        config.pop(_EXTRA_INPUTS, None)
-        msgspec.convert(config, CudaGraphConfig)
-    except (msgspec.ValidationError, yaml.YAMLError, ValueError, RecursionError) as problem:
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:
         reason = " ".join(str(problem).split())[:200]
         raise SettingsError(label, f"{reason}; it holds {', '.join(CudaGraphConfig.__struct_fields__)}") from None
     finally:
         loader.dispose()
-    return dict(config)
+    return check_graph_config(label, config)
 
 
 def _refuse_parallelism(label: str, node: yaml.Node) -> None:

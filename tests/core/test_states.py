@@ -7,7 +7,7 @@ import pytest
 
 from broker_story import MODEL, Story, announce, beat, hello, lost, submit
 from packhorse_broker import events as e
-from packhorse_shared.messages import FrontendHello
+from packhorse_shared.messages import PROTOCOL_VERSION, FrontendHello
 
 
 def test_a_worker_announces_itself_loads_and_joins() -> None:
@@ -41,7 +41,7 @@ def test_a_new_incarnation_under_the_same_identity_replaces_the_old_one() -> Non
     ("fields", "reason"),
     [
         ({"token": "x" * 64}, "its token is not the one in the run directory (worker.token)"),
-        ({"version": 99}, "it speaks protocol 99, this broker 1; run one version of packhorse"),
+        ({"version": 99}, f"it speaks protocol 99, this broker {PROTOCOL_VERSION}; run one version of packhorse"),
         (
             {"model": msgspec.structs.replace(MODEL, fingerprint="f2")},
             "it serves another model, or the same one in another way, than tiny as the first worker loaded it",
@@ -69,13 +69,13 @@ def test_unknown_workers_are_asked_to_introduce_themselves() -> None:
 def test_a_frontend_of_another_version_is_not_let_in() -> None:
     story = Story()
     lines = story.feed(e.FrontendGreeted(b"f0", FrontendHello(99, 0, 1)))
-    assert lines == ["log: frontend refused: it speaks protocol 99, this broker 1"]
+    assert lines == [f"log: frontend refused: it speaks protocol 99, this broker {PROTOCOL_VERSION}"]
     assert story.feed(submit(1)) == ["introduce -> f0"]
 
 
 def test_a_frontends_hello_is_answered_every_time_and_it_joins_once() -> None:
     story = Story()
-    greeted = e.FrontendGreeted(b"f0", FrontendHello(1, 0, 1000))
+    greeted = e.FrontendGreeted(b"f0", FrontendHello(PROTOCOL_VERSION, 0, 1000))
     assert story.feed(greeted) == ["watch f0 1000", "log: frontend joined", "state -> f0: ready 0 loading 0 queue 0"]
     assert story.feed(greeted) == ["state -> f0: ready 0 loading 0 queue 0"]
 

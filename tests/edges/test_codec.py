@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -28,7 +28,9 @@ CODES = st.sampled_from(m.ErrorCode)
 MODEL = st.builds(
     m.ModelFacts,
     name=TEXT,
-    task=TEXT,
+    task=st.sampled_from(get_args(m.Task)),
+    labels=st.lists(TEXT, max_size=3).map(tuple),
+    activation=TEXT,
     dimension=st.integers(1, 1 << 24),
     max_seq_len=st.integers(1, 1 << 22),
     dtype=TEXT,

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from packhorse_frontend.dimensions import RowShape
 from packhorse_frontend.exchange import Answered, Exchange, OpenRequest
 from packhorse_shared.codec import MAX_HEADER_BYTES, encode
 from packhorse_shared.messages import ErrorCode, RequestFailure, RequestRows, Result
@@ -14,7 +15,7 @@ ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 def opened(exchange: Exchange, rid: int = 1, lengths: tuple[int, ...] = (2, 1, 3), deadline: float = 60.0) -> OpenRequest:
-    request = OpenRequest(rid, np.arange(sum(lengths), dtype=np.int32), lengths, deadline, dimension=4)
+    request = OpenRequest(rid, np.arange(sum(lengths), dtype=np.int32), lengths, deadline, RowShape(4))
     exchange.open(request)
     return request
 
@@ -37,7 +38,7 @@ def test_all_requests_of_a_turn_ride_in_one_message() -> None:
 def test_no_header_is_larger_than_the_protocol_allows(requests: int, inputs: int, length: int) -> None:
     exchange = Exchange()
     for rid in range(requests):
-        request = OpenRequest(2**62 + rid, np.zeros(0, np.int32), [length] * inputs, 1e5, dimension=4)
+        request = OpenRequest(2**62 + rid, np.zeros(0, np.int32), [length] * inputs, 1e5, RowShape(4))
         exchange.open(request)
     messages = exchange.take_submits(now=0.0)
     assert sum(len(submit.requests) for submit, _ in messages) == requests
@@ -95,6 +96,39 @@ def test_a_row_that_is_not_finite_names_its_input() -> None:
     bad = ROWS.copy()
     bad[1, 2] = np.inf
     [failure] = exchange.on_result(Result([RequestRows(1, [0, 2], [4, 4], 0.0, 0.0)]), bad[:2].tobytes())
+    assert isinstance(failure, RequestFailure)
+    assert (failure.code, failure.index) == (ErrorCode.NON_FINITE_OUTPUT, 2)
+
+
+def test_rows_with_values_for_each_token_have_the_size_of_their_input() -> None:
+    exchange = Exchange()
+    exchange.open(OpenRequest(1, np.zeros(6, np.int32), (2, 1, 3), 60.0, RowShape(2, per_token=True)))
+    values = np.arange(12, dtype=np.float32)
+    payload = bytearray(values[[6, 7, 8, 9, 10, 11, 0, 1, 2, 3]].tobytes())
+    assert exchange.on_result(Result([RequestRows(1, [2, 0], [6, 4], 0.0, 0.0)]), payload) == []
+    payload[:] = bytes(len(payload))
+    [answered] = exchange.on_result(Result([RequestRows(1, [1], [2], 0.0, 0.0)]), values[4:6].tobytes())
+    assert isinstance(answered, Answered)
+    assert [row.tolist() for row in answered.rows] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(("indexes", "sizes"), [([0], [2]), ([0, 1], [4, 4]), ([2], [4]), ([0, 2], [6, 4])])
+def test_rows_of_another_number_of_tokens_fail_their_request(indexes: list[int], sizes: list[int]) -> None:
+    exchange = Exchange()
+    exchange.open(OpenRequest(1, np.zeros(6, np.int32), (2, 1, 3), 60.0, RowShape(2, per_token=True)))
+    payload = np.zeros(sum(sizes), np.float32).tobytes()
+    [failure] = exchange.on_result(Result([RequestRows(1, indexes, sizes, 0.0, 0.0)]), payload)
+    assert isinstance(failure, RequestFailure)
+    assert failure.code is ErrorCode.FORWARD_FAILED
+    assert "the model has" in failure.message
+
+
+def test_a_row_for_each_token_that_is_not_finite_names_its_input() -> None:
+    exchange = Exchange()
+    exchange.open(OpenRequest(1, np.zeros(6, np.int32), (2, 1, 3), 60.0, RowShape(2, per_token=True)))
+    values = np.zeros(8, np.float32)
+    values[3] = np.nan
+    [failure] = exchange.on_result(Result([RequestRows(1, [1, 2], [2, 6], 0.0, 0.0)]), values.tobytes())
     assert isinstance(failure, RequestFailure)
     assert (failure.code, failure.index) == (ErrorCode.NON_FINITE_OUTPUT, 2)
 

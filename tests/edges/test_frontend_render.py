@@ -12,7 +12,7 @@ import pytest
 from edges.fake_broker import MODEL
 from packhorse_frontend.dimensions import check_dimensions, shorten
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.render import render_embeddings
+from packhorse_frontend.render import count_values, render_embeddings
 from packhorse_frontend.schema import EmbeddingsAnswer, EmbeddingsRequest, Usage
 
 USAGE = Usage(prompt_tokens=3, total_tokens=3)
@@ -84,6 +84,17 @@ def test_rows_that_are_a_view_are_rendered_as_they_look() -> None:
     assert render(np.asfortranarray(rows), "base64") == render(rows, "base64")
 
 
+@pytest.mark.parametrize("sizes", [(2,), (4, 2, 6), (2, 70_000, 4, 4), (30_000, 30_000, 2)])
+def test_rows_of_several_sizes_are_rendered_each_as_it_is(sizes: tuple[int, ...]) -> None:
+    rows = [np.random.default_rng(size).standard_normal(size).astype(np.float32) for size in sizes]
+    assert count_values(rows) == sum(sizes)
+    floats, packed = (json.loads(render_embeddings(rows, 2, form, "m", USAGE))["data"] for form in ("float", "base64"))
+    assert [item["index"] for item in floats] == [item["index"] for item in packed] == list(range(len(sizes)))
+    for row, as_floats, as_text in zip(rows, floats, packed, strict=True):
+        assert np.array_equal(np.array(as_floats["embedding"], dtype=np.float32), row)
+        assert np.array_equal(np.frombuffer(base64.b64decode(as_text["embedding"]), "<f4"), row)
+
+
 def test_a_shortened_vector_has_length_one_in_float32() -> None:
     rows = np.random.default_rng(7).standard_normal((5, 32)).astype(np.float32)
     rows[1, :8] = 0
@@ -109,6 +120,24 @@ def test_which_dimensions_a_model_accepts() -> None:
         with pytest.raises(Problem, match="model m accepts") as caught:
             check_dimensions(value, model, "m")
         assert (caught.value.status, caught.value.param) == (400, "dimensions")
+
+
+@pytest.mark.parametrize("task", ["classify", "reward", "rerank"])
+def test_logits_have_one_size_only(task: str) -> None:
+    model = msgspec.structs.replace(MODEL, task=task, dimension=3)
+    assert [check_dimensions(value, model, "m") for value in (None, 3)] == [3, 3]
+    with pytest.raises(Problem, match="model m accepts only 3") as caught:
+        check_dimensions(2, model, "m")
+    assert (caught.value.status, caught.value.param) == (400, "dimensions")
+
+
+@pytest.mark.parametrize("value", [1, 2, 8])
+def test_a_model_with_values_for_each_token_has_no_size_to_ask_for(value: int) -> None:
+    model = msgspec.structs.replace(MODEL, task="token_reward", dimension=2)
+    assert check_dimensions(None, model, "m") == 2
+    with pytest.raises(Problem, match="model m gives 2 values for each token") as caught:
+        check_dimensions(value, model, "m")
+    assert (caught.value.status, caught.value.param) == (400, "dimensions")
 
 
 def test_the_types_describe_the_api() -> None:

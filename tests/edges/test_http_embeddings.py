@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -455,6 +455,70 @@ def test_prompts_go_before_the_texts() -> None:
         assert error(bench.post({"input": [[10]], "prompt_name": "query"}), 400)["param"] == "prompt_name"
         vectors(bench.post({"input": [[10]], "input_type": "query"}))
         assert bench.broker.received[-1].inputs == [[10]]
+
+
+# ---- models with a head ----
+
+
+def model_for(task: str, **facts: Any) -> Any:
+    """A state of the broker with such a model."""
+    return msgspec.structs.replace(STATE, model=msgspec.structs.replace(MODEL, task=task, **facts))
+
+
+def logits_of_tokens(ids: Sequence[int]) -> np.ndarray:
+    """Two values for each token."""
+    return np.stack([encode_ids([token_id], 2) for token_id in ids]).ravel()
+
+
+@pytest.mark.parametrize("task", ["classify", "reward", "rerank"])
+def test_logits_are_answered_as_vectors_are(task: str) -> None:
+    labels = ("anger", "joy", "fear")
+    with running_frontend(
+        state=model_for(task, dimension=3, labels=labels), encode=lambda ids: np.array(ids[:3], np.float32)
+    ) as bench:
+        assert vectors(bench.post({"input": ["t10", "t20 t21"], "dimensions": 3})).tolist() == [[2, 10, 3], [2, 20, 21]]
+        assert error(bench.post({"input": "t10", "dimensions": 2}), 400)["param"] == "dimensions"
+        card = bench.get("/v1/models").json()["data"][0]
+        assert (card["task"], card["dimension"]) == (task, 3)
+
+
+def test_values_for_each_token_are_answered_flat() -> None:
+    inputs = [[2, 10, 3], [2, *range(20, 40), 3], [11]]
+    with running_frontend(state=model_for("token_reward", dimension=2), encode=logits_of_tokens) as bench:
+        for encoding_format in ("float", "base64"):
+            data = bench.post({"input": inputs, "encoding_format": encoding_format}).json()["data"]
+            found = [item["embedding"] for item in data]
+            if encoding_format == "base64":
+                found = [np.frombuffer(base64.b64decode(each), "<f4") for each in found]
+            for ids, values in zip(inputs, found, strict=True):
+                assert np.array_equal(np.array(values, dtype=np.float32), logits_of_tokens(ids))
+        assert bench.post({"input": inputs}).json()["usage"] == {"prompt_tokens": 26, "total_tokens": 26}
+        for dimensions in (1, 2, 6):
+            found = error(bench.post({"input": [[2, 10, 3]], "dimensions": dimensions}), 400)
+            assert found["param"] == "dimensions"
+            assert "for each token" in found["message"]
+
+
+def test_values_of_another_number_of_tokens_are_an_error_of_their_request_alone() -> None:
+    def encode(ids: Sequence[int]) -> np.ndarray:
+        return logits_of_tokens(ids[1:] if ids[0] == 99 else ids)
+
+    with running_frontend(state=model_for("token_reward", dimension=2), encode=encode) as bench:
+        assert "4 values, the model has 6" in error(bench.post({"input": [[99, 10, 3]]}), 500)["message"]
+        assert bench.post({"input": [[10]]}).status_code == 200
+
+
+def test_a_rerankers_prompts_go_before_a_text_only_when_asked_for() -> None:
+    prompts = {"query": "t20 ", "web": "t30 "}
+    state = model_for("rerank", dimension=1, prompts=prompts, default_prompt_name="web")
+    with running_frontend(state=state, encode=lambda ids: encode_ids(ids, 1)) as bench:
+        for fields, expected in (
+            ({}, [2, 10, 3]),
+            ({"input_type": "query"}, [2, 10, 3]),
+            ({"prompt_name": "web"}, [2, 30, 10, 3]),
+        ):
+            vectors(bench.post({"input": "t10", **fields}))
+            assert bench.broker.received[-1].inputs == [expected]
 
 
 # ---- bodies ----

@@ -47,7 +47,7 @@ class FakeModel:
         self.failure: Exception | None = None
         self.begun = 0
 
-    def encode(self, ids: Sequence[NDArray[np.int32]], options: Sequence[m.EncodeOptions]) -> EncodedBatch:
+    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[m.EncodeOptions]) -> EncodedBatch:
         self.begun += 1
         assert self.gate.wait(20)
         if self.failure is not None:

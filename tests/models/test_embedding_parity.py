@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from packhorse_shared.messages import EncodeOptions, ErrorCode
-from reference import encoder_of, ids_of, reference_vectors, texts_up_to, vectors_of
+from packhorse_shared.messages import ErrorCode
+from packhorse_worker.engine.batch import Input
+from reference import ids_of, reference_vectors, runner_of, texts_up_to, vectors_of
 from texts import mixed_texts
 from tiny_models import HIDDEN, build_l, build_n, build_t, build_x, write_json, write_parts
 
@@ -19,7 +20,7 @@ TEXTS = texts_up_to(60, 7)
 
 
 def assert_parity(folder: Path, texts: list[str]) -> None:
-    vectors = vectors_of(encoder_of(folder), ids_of(folder, texts))
+    vectors = vectors_of(runner_of(folder), ids_of(folder, texts))
     expected = reference_vectors(folder, texts)
     assert vectors.shape == expected.shape
     assert np.abs(vectors - expected).max() <= 1e-5
@@ -34,7 +35,7 @@ def test_pooling_modes(tmp_path: Path, mode: str, *, normalize: bool) -> None:
 
 def test_pooling_modes_are_concatenated_in_order(tmp_path: Path) -> None:
     folder = build_t(tmp_path / "t", pooling=["mean", "max", "cls"], normalize=False)
-    assert encoder_of(folder).facts.dimension == 3 * HIDDEN
+    assert runner_of(folder).facts.dimension == 3 * HIDDEN
     assert_parity(folder, TEXTS)
 
 
@@ -42,6 +43,20 @@ def test_pooling_modes_are_concatenated_in_order(tmp_path: Path) -> None:
 def test_other_families(tmp_path: Path, build: Callable[[Path], Path]) -> None:
     """XLM-R counts positions from its padding id; the decoder pools its last token, which is not the last column."""
     assert_parity(build(tmp_path / "model"), texts_up_to(30, 8))
+
+
+@pytest.mark.parametrize("build", [build_t, build_x, build_l])
+def test_old_and_new_format_of_one_pipeline_give_equal_bits(tmp_path: Path, build: Callable[[Path], Path]) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    old, new = build(tmp_path / "old"), tmp_path / "new"
+    if build is build_t:
+        write_parts(old, pooling=("cls", "max", "mean", "weightedmean"), normalize=True, include_prompt=False)
+    SentenceTransformer(str(old), device="cpu").save(str(new))
+    assert (old / "modules.json").read_text() != (new / "modules.json").read_text()
+    ids = ids_of(old, texts_up_to(28, 8))
+    vectors = [vectors_of(runner_of(folder), ids, prompt_tokens=2) for folder in (old, new)]
+    assert vectors[0].tobytes() == vectors[1].tobytes()
 
 
 def test_new_format_as_sentence_transformers_saves_it(tmp_path: Path) -> None:
@@ -65,10 +80,10 @@ def test_new_format_as_sentence_transformers_saves_it(tmp_path: Path) -> None:
     SentenceTransformer(modules=parts, device="cpu", prompts=prompts, default_prompt_name="query").save(str(folder))
     assert "sentence_transformers.base" in (folder / "modules.json").read_text(), "this is the format from 5.4 on"
 
-    encoder = encoder_of(folder)
-    facts = encoder.facts
+    runner = runner_of(folder)
+    facts = runner.facts
     assert (facts.dimension, facts.max_seq_len, facts.prompts, facts.default_prompt_name) == (16, 64, prompts, "query")
-    vectors = vectors_of(encoder, ids_of(folder, TEXTS))
+    vectors = vectors_of(runner, ids_of(folder, TEXTS))
     assert np.abs(vectors - reference_vectors(folder, TEXTS, prompt="")).max() <= 1e-5
 
 
@@ -101,10 +116,10 @@ def test_prompt_is_left_out_of_the_pooling(tmp_path: Path, mode: str) -> None:
     prompt = "t20 t21 "
     expected = reference_vectors(folder, TEXTS, prompt=prompt)
     ids = ids_of(folder, [prompt + text for text in TEXTS])
-    encoder = encoder_of(folder)
-    vectors = vectors_of(encoder, ids, prompt_tokens=3)
+    runner = runner_of(folder)
+    vectors = vectors_of(runner, ids, prompt_tokens=3)
     assert np.abs(vectors - expected).max() <= 1e-5
-    changed = np.abs(vectors_of(encoder, ids) - vectors).max() > 1e-3
+    changed = np.abs(vectors_of(runner, ids) - vectors).max() > 1e-3
     assert changed == (mode != "lasttoken")
 
 
@@ -112,22 +127,22 @@ def test_an_input_that_is_all_prompt_still_has_a_vector(tmp_path: Path) -> None:
     folder = build_t(tmp_path / "t", normalize=False)
     write_parts(folder, pooling=MODES, normalize=False, include_prompt=False)
     ids = ids_of(folder, ["t20 t21"])
-    assert np.isfinite(vectors_of(encoder_of(folder), ids, prompt_tokens=40)).all()
+    assert np.isfinite(vectors_of(runner_of(folder), ids, prompt_tokens=40)).all()
 
 
 def test_settings_override_pooling_and_normalize(tmp_path: Path) -> None:
     mean = build_t(tmp_path / "mean")
     ids = ids_of(mean, TEXTS)
-    cls = vectors_of(encoder_of(build_t(tmp_path / "cls", pooling=["cls"], normalize=False)), ids)
-    assert np.array_equal(vectors_of(encoder_of(mean, pooling="cls", normalize=False), ids), cls)
-    unit = vectors_of(encoder_of(tmp_path / "cls", normalize=True), ids)
+    cls = vectors_of(runner_of(build_t(tmp_path / "cls", pooling=["cls"], normalize=False)), ids)
+    assert np.array_equal(vectors_of(runner_of(mean, pooling="cls", normalize=False), ids), cls)
+    unit = vectors_of(runner_of(tmp_path / "cls", normalize=True), ids)
     assert np.abs(unit - cls / np.linalg.norm(cls, axis=1, keepdims=True)).max() <= 1e-6
 
 
 def test_bfloat16_stays_near(tmp_path: Path) -> None:
     folder = build_t(tmp_path / "t", initializer_range=0.02)
-    vectors = vectors_of(encoder_of(folder, dtype="bfloat16"), ids_of(folder, TEXTS))
-    assert encoder_of(folder, dtype="bfloat16").facts.dtype == "bfloat16"
+    vectors = vectors_of(runner_of(folder, dtype="bfloat16"), ids_of(folder, TEXTS))
+    assert runner_of(folder, dtype="bfloat16").facts.dtype == "bfloat16"
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() <= 1e-6
     assert (vectors * reference_vectors(folder, TEXTS)).sum(axis=1).min() >= 0.9995
 
@@ -136,27 +151,28 @@ def test_bfloat16_stays_near(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [0, 7])
 def test_neighbours_do_not_change_a_vector(tmp_path: Path, build: Callable[[Path], Path], place: int) -> None:
     folder = build(tmp_path / "model")
-    encoder = encoder_of(folder)
-    longest = encoder.facts.max_seq_len - 2
+    runner = runner_of(folder)
+    longest = runner.facts.max_seq_len - 2
     text = "t10 t11"
     neighbours = [" ".join(f"t{10 + row + word}" for word in range(longest)) for row in range(7)]
-    alone = vectors_of(encoder, ids_of(folder, [text]))[0]
-    together = vectors_of(encoder, ids_of(folder, [*neighbours[:place], text, *neighbours[place:]]))[place]
+    alone = vectors_of(runner, ids_of(folder, [text]))[0]
+    together = vectors_of(runner, ids_of(folder, [*neighbours[:place], text, *neighbours[place:]]))[place]
     assert np.abs(alone - together).max() <= 1e-5
 
 
 def test_nan_fails_its_own_input_only(tmp_path: Path) -> None:
     folder = build_n(tmp_path / "n")
-    encoder = encoder_of(folder)
+    runner = runner_of(folder)
     texts = ["t10 t11", "t12 t99", "t13 " * 20, "t99"]
-    outcome = encoder.encode(ids_of(folder, texts), [EncodeOptions()] * 4)
+    outcome = runner.run([Input(each) for each in ids_of(folder, texts)])
     assert [(each.index, each.code) for each in outcome.failures] == [
         (1, ErrorCode.NON_FINITE_OUTPUT),
         (3, ErrorCode.NON_FINITE_OUTPUT),
     ]
-    assert outcome.row_values == [HIDDEN, 0, HIDDEN, 0]
-    sound = vectors_of(encoder, ids_of(folder, [texts[0], texts[2]]))
-    assert np.abs(outcome.values.reshape(2, -1) - sound).max() <= 1e-5
+    batch = outcome.encoded_batch()
+    assert batch.row_values == [HIDDEN, 0, HIDDEN, 0]
+    sound = vectors_of(runner, ids_of(folder, [texts[0], texts[2]]))
+    assert np.abs(batch.values.reshape(2, -1) - sound).max() <= 1e-5
 
 
 def test_the_bundled_model(minilm_folder: Path) -> None:
@@ -164,6 +180,6 @@ def test_the_bundled_model(minilm_folder: Path) -> None:
     texts = mixed_texts(20, longest=256)
     ids = ids_of(minilm_folder, texts)
     assert (min(map(len, ids)), max(map(len, ids))) == (3, 256)
-    encoder = encoder_of(minilm_folder)
-    assert (encoder.facts.dimension, encoder.facts.max_seq_len, encoder.facts.vocabulary_rows) == (384, 256, 30_522)
-    assert np.abs(vectors_of(encoder, ids) - reference_vectors(minilm_folder, texts)).max() <= 1e-5
+    runner = runner_of(minilm_folder)
+    assert (runner.facts.dimension, runner.facts.max_seq_len, runner.facts.vocabulary_rows) == (384, 256, 30_522)
+    assert np.abs(vectors_of(runner, ids) - reference_vectors(minilm_folder, texts)).max() <= 1e-5

@@ -19,7 +19,7 @@ from packhorse_worker.engine.load import find_max_seq_len
 from packhorse_worker.engine.memory import auto_num_tokens
 from packhorse_worker.engine.model_folder import TokenLimit, read_model_folder
 from packhorse_worker.engine.modules import Normalize, Pooling
-from reference import encoder_of, ids_of, vectors_of
+from reference import ids_of, runner_of, vectors_of
 from tiny_models import build_l, build_t, build_x, write_json
 
 
@@ -120,9 +120,9 @@ SPOILS: list[tuple[str, Callable[[Path], Any], str]] = [
         r"2_Dense has no weights",
     ),
     (
-        "cross-encoder",
-        lambda f: change(f / "config_sentence_transformers.json", model_type="CrossEncoder"),
-        r"config_sentence_transformers\.json: the model is a CrossEncoder",
+        "sparse encoder",
+        lambda f: change(f / "config_sentence_transformers.json", model_type="SparseEncoder"),
+        r"config_sentence_transformers\.json: the model is a SparseEncoder, which is not served",
     ),
     (
         "default prompt",
@@ -230,31 +230,23 @@ SPOILS: list[tuple[str, Callable[[Path], Any], str]] = [
 def test_a_broken_folder_is_refused_in_one_line(folder: Path, spoil: Callable[[Path], Any], expected: str) -> None:
     spoil(folder)
     with pytest.raises(ModelFilesError, match=expected) as caught:
-        encoder_of(folder)
+        runner_of(folder)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_pooler_is_no_loss(folder: Path) -> None:
     ids = ids_of(folder, ["t10 t11"])
-    before = vectors_of(encoder_of(folder), ids)
+    before = vectors_of(runner_of(folder), ids)
     drop_tensors(folder, "pooler")
-    assert (vectors_of(encoder_of(folder), ids) == before).all()
+    assert (vectors_of(runner_of(folder), ids) == before).all()
 
 
 def test_pickle_weights_load_when_allowed(folder: Path) -> None:
     ids = ids_of(folder, ["t10 t11"])
-    before = vectors_of(encoder_of(folder), ids)
+    before = vectors_of(runner_of(folder), ids)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert (vectors_of(encoder_of(folder, allow_pickle_weights=True), ids) == before).all()
-
-
-@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForTokenClassification", "XRewardModel"])
-def test_classifiers_are_refused_for_now(folder: Path, architecture: str) -> None:
-    (folder / "modules.json").unlink()
-    change(folder / "config.json", architectures=[architecture])
-    with pytest.raises(ModelFilesError, match=rf"is a classifier \(architectures: {architecture}\)"):
-        encoder_of(folder)
+    assert (vectors_of(runner_of(folder, allow_pickle_weights=True), ids) == before).all()
 
 
 @pytest.mark.parametrize(
@@ -294,7 +286,7 @@ def test_pooling_setting_stands_in_for_a_missing_module(folder: Path) -> None:
 def test_transformer_in_a_folder_of_its_own(folder: Path) -> None:
     """As sentence-transformers 1 saved it."""
     ids = ids_of(folder, ["t10 t11"])
-    before = vectors_of(encoder_of(folder), ids)
+    before = vectors_of(runner_of(folder), ids)
     inner = folder / "0_Transformer"
     inner.mkdir()
     for name in ("config.json", "model.safetensors", "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -302,7 +294,7 @@ def test_transformer_in_a_folder_of_its_own(folder: Path) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     write_json(folder / "modules.json", modules)
-    assert (vectors_of(encoder_of(folder), ids) == before).all()
+    assert (vectors_of(runner_of(folder), ids) == before).all()
 
 
 @pytest.mark.parametrize(
@@ -319,50 +311,50 @@ def test_transformer_in_a_folder_of_its_own(folder: Path) -> None:
 def test_max_seq_len_wherever_it_is_declared(folder: Path, companion: dict[str, Any], tokenizer: Any, expected: int) -> None:
     write_json(folder / "sentence_bert_config.json", companion)
     change(folder / "tokenizer_config.json", model_max_length=tokenizer)
-    assert encoder_of(folder).facts.max_seq_len == expected
+    assert runner_of(folder).facts.max_seq_len == expected
 
 
 def test_limit_in_a_config_of_an_older_name(folder: Path) -> None:
     (folder / "sentence_bert_config.json").unlink()
     write_json(folder / "sentence_xlm-roberta_config.json", {"max_seq_length": 17})
-    assert encoder_of(folder).facts.max_seq_len == 17
+    assert runner_of(folder).facts.max_seq_len == 17
 
 
 def test_roberta_positions_start_behind_the_padding_id(tmp_path: Path) -> None:
     folder = build_x(tmp_path / "x")
-    encoder = encoder_of(folder)
-    assert encoder.facts.max_seq_len == 32
-    vectors_of(encoder, ids_of(folder, ["t10 " * 30]))
+    runner = runner_of(folder)
+    assert runner.facts.max_seq_len == 32
+    vectors_of(runner, ids_of(folder, ["t10 " * 30]))
 
 
 def test_asking_for_more_than_the_model_takes(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"max_seq_len: 65 is more than this model takes \(64, the position table\)"):
-        encoder_of(folder, max_seq_len=65)
-    assert encoder_of(folder, max_seq_len=63).facts.max_seq_len == 63
+        runner_of(folder, max_seq_len=65)
+    assert runner_of(folder, max_seq_len=63).facts.max_seq_len == 63
 
 
 def test_a_declared_limit_may_be_raised_up_to_the_position_table(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As ``model.max_seq_length = 64`` does in sentence-transformers."""
     change(folder / "sentence_bert_config.json", max_seq_length=20)
-    assert encoder_of(folder).facts.max_seq_len == 20
+    assert runner_of(folder).facts.max_seq_len == 20
     caplog.clear()
-    encoder = encoder_of(folder, max_seq_len=64)
-    assert encoder.facts.max_seq_len == 64
+    runner = runner_of(folder, max_seq_len=64)
+    assert runner.facts.max_seq_len == 64
     told = [record for record in caplog.records if "above the limit that the model declares" in record.getMessage()]
     assert [(record.levelname, record.__dict__["declared"]) for record in told] == [("WARNING", 20)]
-    vectors_of(encoder, ids_of(folder, ["t10 " * 62]))
+    vectors_of(runner, ids_of(folder, ["t10 " * 62]))
 
 
 def test_max_num_tokens_below_max_seq_len_is_told_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The model's own limit stays what it is: workers with less memory must not pass for workers of another model."""
     with caplog.at_level(logging.WARNING):
-        assert encoder_of(folder, max_num_tokens=20).facts == encoder_of(folder).facts
+        assert runner_of(folder, max_num_tokens=20).facts == runner_of(folder).facts
     assert len([record for record in caplog.records if "max_num_tokens" in record.getMessage()]) == 1
 
 
 def test_a_setting_without_effect_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        encoder_of(folder, cuda_graph_config={"batch_sizes": [1, 2]})
+        runner_of(folder, cuda_graph_config={"batch_sizes": [1, 2]})
     assert [record.getMessage() for record in caplog.records if "cuda_graph_config has no effect" in record.getMessage()]
 
 
@@ -375,7 +367,7 @@ def test_without_any_limit_the_token_budget_is_the_limit() -> None:
 
 def test_float16_needs_a_gpu(folder: Path) -> None:
     with pytest.raises(SettingsError, match="dtype: float16 needs a GPU"):
-        encoder_of(folder, dtype="float16")
+        runner_of(folder, dtype="float16")
 
 
 @pytest.mark.parametrize(
@@ -390,37 +382,37 @@ def test_float16_needs_a_gpu(folder: Path) -> None:
 )
 def test_matryoshka_sizes(folder: Path, declared: dict[str, Any], setting: tuple[str, ...], expected: Any) -> None:
     change(folder / "config.json", **declared)
-    facts = encoder_of(folder, matryoshka_dimensions=setting).facts
+    facts = runner_of(folder, matryoshka_dimensions=setting).facts
     assert (facts.matryoshka_dimensions, facts.matryoshka_any) == expected
 
 
 @pytest.mark.parametrize("word", ["33", "0", "x", "-1"])
 def test_matryoshka_setting_outside_the_model(folder: Path, word: str) -> None:
     with pytest.raises(PackhorseError, match=f"matryoshka_dimensions: {word} is not a size from 1 to 32"):
-        encoder_of(folder, matryoshka_dimensions=(word,))
+        runner_of(folder, matryoshka_dimensions=(word,))
 
 
 def test_lowercase_only_where_the_tokenizer_does_not(folder: Path) -> None:
-    assert not encoder_of(folder).facts.lowercase
+    assert not runner_of(folder).facts.lowercase
     change(folder / "sentence_bert_config.json", do_lower_case=True)
-    assert encoder_of(folder).facts.lowercase
+    assert runner_of(folder).facts.lowercase
     change(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}]})
-    assert not encoder_of(folder).facts.lowercase
+    assert not runner_of(folder).facts.lowercase
 
 
 def test_fingerprint_tells_what_is_served(folder: Path) -> None:
-    first = encoder_of(folder).facts.fingerprint
-    assert encoder_of(folder).facts.fingerprint == first
+    first = runner_of(folder).facts.fingerprint
+    assert runner_of(folder).facts.fingerprint == first
     others = [
-        encoder_of(folder, dtype="bfloat16").facts.fingerprint,
-        encoder_of(folder, pooling="cls").facts.fingerprint,
-        encoder_of(folder, normalize=False).facts.fingerprint,
-        encoder_of(folder, max_seq_len=10).facts.fingerprint,
+        runner_of(folder, dtype="bfloat16").facts.fingerprint,
+        runner_of(folder, pooling="cls").facts.fingerprint,
+        runner_of(folder, normalize=False).facts.fingerprint,
+        runner_of(folder, max_seq_len=10).facts.fingerprint,
     ]
     tensors = load_file(folder / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"][0, 0] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    others.append(encoder_of(folder).facts.fingerprint)
+    others.append(runner_of(folder).facts.fingerprint)
     assert len({first, *others}) == 6
 
 

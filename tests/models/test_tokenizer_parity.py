@@ -218,7 +218,7 @@ def test_prompt_tokens_are_counted_as_sentence_transformers_counts_them(
     """From the text to the vector: frontend's ids and count, worker's pooling."""
     from sentence_transformers import SentenceTransformer
 
-    from reference import encoder_of, vectors_of
+    from reference import runner_of, vectors_of
 
     folder = build_t(tmp_path / "t", normalize=False)
     write_parts(folder, pooling=("mean",), normalize=False, include_prompt=False)
@@ -230,9 +230,9 @@ def test_prompt_tokens_are_counted_as_sentence_transformers_counts_them(
     tokenizer = load_tokenizer(folder)
     count = tokenizer.count_prompt_tokens(prompt, lowercase=False, add_special_tokens=True)
     assert count == model.preprocess(["t30"], prompt=prompt)["prompt_length"]
-    encoder = encoder_of(folder)
+    runner = runner_of(folder)
     for text in ("t30 t31 t32", "", " t30"):
         ids = np.array(served_ids(tokenizer, text, prompt=prompt), dtype=np.int32)
-        vector = vectors_of(encoder, [ids], prompt_tokens=count)[0]
+        vector = vectors_of(runner, [ids], prompt_tokens=count)[0]
         expected = model.encode(text, prompt=prompt, show_progress_bar=False)
         assert np.abs(vector - expected).max() <= 1e-5

@@ -155,14 +155,15 @@ def _load(settings: Settings, place: _Place) -> Backend:
     gc.disable()  # importing and loading make a million objects and hardly any garbage
     import torch  # noqa: PLC0415 (only now does the environment say what it must)
 
-    from packhorse_worker.engine.load import Device, load_encoder  # noqa: PLC0415
+    from packhorse_worker.engine.encoder import Encoder  # noqa: PLC0415
+    from packhorse_worker.engine.load import Device  # noqa: PLC0415
 
     torch.set_num_threads(place.threads)
     torch.set_num_interop_threads(1)
     if place.device != CPU and not torch.cuda.is_available():
         raise CannotStartError(f"devices: torch finds no CUDA device under CUDA_VISIBLE_DEVICES={place.device}")
     device = Device(torch.device("cpu" if place.device == CPU else "cuda:0"), place.workers_on_device)
-    encoder = load_encoder(folder, served_names(settings.model)[0], settings.model, settings.batching, device)
+    encoder = Encoder.from_settings(folder, served_names(settings.model)[0], settings.model, settings.batching, device)
     gc.collect()
     gc.freeze()
     gc.enable()

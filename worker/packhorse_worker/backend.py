@@ -16,7 +16,7 @@ from packhorse_shared.errors import PackhorseError
 from packhorse_shared.messages import EncodeOptions, InputFailure, ModelFacts, WorkerLimits
 
 
-class DeviceLostError(PackhorseError):
+class DeviceLostError(PackhorseError, RuntimeError):
     """The device is in a state that only a new process leaves: a sticky CUDA error. The worker exits non-zero."""
 
 
@@ -37,7 +37,7 @@ class Backend(Protocol):
     facts: ModelFacts
     limits: WorkerLimits
 
-    def encode(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
+    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
         """Encode a batch: one int32 id array and one ``EncodeOptions`` per input.
 
         An input that fails is in ``failures`` and harms no other. Raises DeviceLostError when the process must end.

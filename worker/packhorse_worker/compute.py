@@ -97,7 +97,7 @@ def _check_facts(facts: ModelFacts) -> None:
 def _encode(task: Task, backend: Backend) -> Answer:
     began = time.monotonic()
     try:
-        outcome = backend.encode(*inputs_of(task))
+        outcome = backend.encode_batch(*inputs_of(task))
         return Answer(*answer(task, outcome, (time.monotonic() - began) * 1000))
     except DeviceLostError:
         raise

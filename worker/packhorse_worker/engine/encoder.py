@@ -1,199 +1,276 @@
-"""Runs batches through a pipeline so that no input harms another.
-
-A batch is run in length-sorted groups whose padded area stays within the token budget. An input whose forward raises, whose
-vector is not finite, or which alone does not fit into memory fails by itself; its neighbours get their vectors.
-"""
+"""The Python API: ``Encoder`` loads a model once and encodes texts and token ids with it. A worker runs its batches so too."""
 
 from __future__ import annotations
 
-import logging
+import gc
+import os
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packhorse_shared.messages import EncodeOptions, ErrorCode, InputFailure, ModelFacts, WorkerLimits
-from packhorse_worker.backend import DeviceLostError, EncodedBatch
-from packhorse_worker.engine.pipeline import Pipeline
-from packhorse_worker.engine.transformer import first_line
+from packhorse_shared.messages import EncodeOptions, ModelFacts, WorkerLimits
+from packhorse_shared.settings import BatchingSettings, ModelSettings
+from packhorse_worker.backend import EncodedBatch
+from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.extras import Takes, ready_inputs
+from packhorse_worker.engine.inputs import InputTypeError, OneInput, Tokens, is_single, label_of, read_inputs
+from packhorse_worker.engine.load import Device, load_runner
+from packhorse_worker.engine.model_folder import ModelFolder
+from packhorse_worker.engine.opening import Opened, open_model
+from packhorse_worker.engine.output import EncodeError, EncoderOutput, failures_of, joined, outputs_of
+from packhorse_worker.engine.pairs import open_pairs
+from packhorse_worker.engine.progress import progress_bar
+from packhorse_worker.engine.runner import Outcome, Runner
+from packhorse_worker.engine.texts import TextReader
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from torch import nn
 
-
-@dataclass(frozen=True)
-class Grouping:
-    """How a batch is cut into padded forwards, longest inputs first."""
-
-    most_tokens: int
-    """Padded area at which a forward is wide enough."""
-    fewest_rows: int
-    """A forward of fewer rows than this takes another one whatever it wastes."""
-    most_waste: float
-    """Share of the area that may be padding."""
-
-
-_GROUPINGS = {"cpu": Grouping(2048, 4, 0.15), "cuda": Grouping(1 << 30, 32, 0.5)}
-"""A CPU gains nothing beyond some two thousand tokens, so padding costs it dearly: MiniLM takes 275 ms instead of 820 for 32
-mixed texts, and 77 as before for 32 of like length. A GPU wants its forwards wide."""
-_EQUAL_LENGTHS = Grouping(1 << 30, 1, 0.0)
-_LONGEST_MESSAGE = 256
-_FORWARDS_TO_RECOVER = 64
-
-
-class TokenBudget:
-    """The padded area that one forward may have: halved when memory runs out, back after a while without trouble."""
-
-    def __init__(self, tokens: int) -> None:
-        self._full = tokens
-        self._good = 0
-        self.tokens = tokens
-
-    def shrink(self, failed_area: int) -> None:
-        """A forward of this area ran out of memory."""
-        self.tokens = max(1, min(self.tokens, failed_area) // 2)
-        self._good = 0
-
-    def succeeded(self) -> None:
-        """A forward went well."""
-        if self.tokens < self._full:
-            self._good += 1
-            if self._good >= _FORWARDS_TO_RECOVER:
-                self.tokens = min(self._full, self.tokens * 2)
-                self._good = 0
+_CLOSED = "the encoder was shut down; make a new one"
 
 
 class Encoder:
-    """A ``Backend``: a pipeline with its facts and limits, fed batch by batch."""
+    """A model on one device: texts and token ids in, vectors or logits out. Its methods may be called from several threads.
 
-    def __init__(self, pipeline: Pipeline, facts: ModelFacts, limits: WorkerLimits, *, pads: bool = True) -> None:
-        """``pads`` False runs only inputs of equal length together, for models that padding would disturb."""
-        self.facts = facts
-        self.limits = limits
-        self._pipeline = pipeline
-        self._budget = TokenBudget(limits.max_num_tokens)
-        self._grouping = _GROUPINGS[pipeline.device.type] if pads else _EQUAL_LENGTHS
+    ``model``: a Hugging Face name or a local folder; None for the model of the ``demo`` extra. ``device``: auto (CUDA where
+    there is one), cpu, cuda, cuda:1 or a torch.device. ``show_progress``: a bar on stderr; None shows it for lists of
+    thousands of inputs on a terminal. All else is as the server's settings of the same names.
 
-    def encode(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
-        """Encode a batch; see ``Backend.encode``."""
-        batch = _Batch(ids, options)
-        sound = [index for index, each in enumerate(ids) if self._is_sound(batch, index, each)]
-        lengths = [len(each) for each in ids]
-        waiting = sorted(sound, key=lambda index: lengths[index], reverse=True)
-        while waiting:
-            group = _next_group(waiting, lengths, self._grouping, self._budget.tokens)
-            waiting = waiting[len(group) :]
-            self._run(batch, group)
-        return batch.result()
+    Raises ValueError naming an argument that cannot be used, and ModelFilesError naming a file of the model that is missing
+    or cannot be served.
+    """
+
+    facts: ModelFacts
+    limits: WorkerLimits
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        cuda_graph_config: dict[str, Any] | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        max_seq_len: int | None = None,
+        max_num_tokens: int | Literal["auto"] = 8192,
+        max_batch_size: int = 32,
+        revision: str = "main",
+        trust_remote_code: bool = False,
+        allow_pickle_weights: bool = False,
+        show_progress: bool | None = None,
+    ) -> None:
+        given = {
+            "model": model,
+            "dtype": dtype,
+            "cuda_graph_config": cuda_graph_config,
+            "pooling": pooling,
+            "normalize": normalize,
+            "max_seq_len": max_seq_len,
+            "max_num_tokens": max_num_tokens,
+            "max_batch_size": max_batch_size,
+            "revision": revision,
+            "trust_remote_code": trust_remote_code,
+            "allow_pickle_weights": allow_pickle_weights,
+        }
+        self._take(open_model(given, device), show_progress)
+
+    @classmethod
+    def from_settings(
+        cls, folder: ModelFolder, name: str, model: ModelSettings, batching: BatchingSettings, device: Device
+    ) -> Encoder:
+        """The encoder of a folder that was read: what a worker makes. Leaves threads alone. Raises as ``load_runner``."""
+        encoder = cls.__new__(cls)
+        encoder._take(Opened(load_runner(folder, name, model, batching, device), folder, model), show_progress=False)
+        return encoder
+
+    def _take(self, opened: Opened, show_progress: bool | None) -> None:
+        runner, folder, model = opened.runner, opened.folder, opened.settings
+        self.facts = runner.facts
+        self.limits = runner.limits
+        self._runner: Runner | None = runner
+        self._lock = threading.Lock()
+        """Held while the runner works, and to take it away."""
+        types = _positive(folder.config.get("type_vocab_size"))
+        has_token_types = runner.pipeline.takes("token_type_ids") and (types or 0) > 1
+        self._reader = TextReader(folder.path, runner.facts, lambda: open_pairs(folder, model, has_token_types=has_token_types))
+        self._show_progress = show_progress
+        self._labels = folder.labels
+        self._activation = runner.pipeline.activation
+        self._device = runner.pipeline.device
+        self._token_types = types
+        self._gives_tokens = runner.pipeline.is_per_token or runner.facts.task == "embedding"
+
+    @overload
+    def encode(
+        self,
+        inputs: OneInput,
+        add_special_tokens: bool = ...,
+        batch_indexed_model_output: bool = ...,
+        copy_logits_to_host: bool = ...,
+        return_raw_logits: Literal[False] = ...,
+        **model_kwargs: Any,
+    ) -> EncoderOutput: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: Sequence[OneInput],
+        add_special_tokens: bool = ...,
+        batch_indexed_model_output: bool = ...,
+        copy_logits_to_host: bool = ...,
+        return_raw_logits: Literal[False] = ...,
+        **model_kwargs: Any,
+    ) -> list[EncoderOutput]: ...
+
+    @overload
+    def encode(
+        self,
+        inputs: OneInput | Sequence[OneInput],
+        add_special_tokens: bool = ...,
+        batch_indexed_model_output: bool = ...,
+        copy_logits_to_host: bool = ...,
+        *,
+        return_raw_logits: Literal[True],
+        **model_kwargs: Any,
+    ) -> torch.Tensor: ...
+
+    def encode(
+        self,
+        inputs: OneInput | Sequence[OneInput],
+        add_special_tokens: bool = True,
+        batch_indexed_model_output: bool = True,
+        copy_logits_to_host: bool = True,
+        return_raw_logits: bool = False,
+        **model_kwargs: Any,
+    ) -> EncoderOutput | list[EncoderOutput] | torch.Tensor:
+        """Encode one input, or a list or tuple of any number of them.
+
+        An input is a text, token ids (a list, tuple or array of integers, used as they are), or a dict (``PromptDict``). One
+        input gives one output, a list gives a list.
+
+        ``batch_indexed_model_output`` False gives a row for each token: (tokens, width). ``copy_logits_to_host`` False leaves
+        outputs on the device. ``return_raw_logits`` gives one tensor instead, of shape (inputs, dimension) or (tokens, width).
+        ``model_kwargs`` go to the model: tensors with a row for each token of the call, input by input, and constants.
+
+        Raises ValueError naming what is wrong with an input or argument, EncodeError when inputs failed in the model, and
+        RuntimeError after ``shutdown``.
+        """
+        runner = self._runner
+        if runner is None:
+            raise RuntimeError(_CLOSED)
+        if not isinstance(add_special_tokens, bool):
+            raise InputTypeError(f"add_special_tokens is a {type(add_special_tokens).__name__}, not True or False")
+        if not (batch_indexed_model_output or self._gives_tokens):
+            raise ValueError(
+                "batch_indexed_model_output=False asks for a row for each token, but the output of this model "
+                f"(task {self.task}) is one vector per input"
+            )
+        single = is_single(inputs)
+        asked = read_inputs(inputs, self.facts.vocabulary_rows)
+        threads = torch.get_num_threads()
+        tokens = self._reader.read(asked, single=single, add_special_tokens=add_special_tokens, threads=threads)
+        self._check_lengths(tokens, single=single)
+        takes = Takes(runner.pipeline.takes, self._token_types, self._device, self.dtype)
+        ready, constants = ready_inputs(tokens, model_kwargs, takes)
+        outcome = self._run(ready, constants, per_token=not batch_indexed_model_output, to_host=copy_logits_to_host)
+        if return_raw_logits and not outcome.failures:
+            return joined(outcome)
+        outputs = outputs_of(asked, tokens, outcome, flat=batch_indexed_model_output)
+        if outcome.failures:
+            raise EncodeError(failures_of(outcome), outputs)
+        found = [each for each in outputs if each is not None]
+        return found[0] if single else found
+
+    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
+        """Encode a worker's batch; see ``Backend``."""
+        inputs = [Input(each, option.prompt_tokens) for each, option in zip(ids, options, strict=True)]
+        with self._lock:
+            if self._runner is None:
+                raise RuntimeError(_CLOSED)
+            return self._runner.run(inputs).encoded_batch()
 
     def memory_bytes(self) -> int | None:
-        """CUDA memory that this process's allocator holds; None on a CPU."""
-        return int(torch.cuda.memory_reserved()) if self._pipeline.device.type == "cuda" else None
+        """Device memory that this process holds for its models; None on a CPU."""
+        runner = self._runner
+        return None if runner is None else runner.memory_bytes()
 
-    def _is_sound(self, batch: _Batch, index: int, ids: NDArray[np.int32]) -> bool:
-        """Whether an input may reach the device at all: an id outside the table is fatal to a CUDA context."""
-        rows = self.facts.vocabulary_rows
-        if len(ids) > self.facts.max_seq_len:
-            batch.fail(index, ErrorCode.INPUT_TOO_LONG, f"{len(ids)} tokens, limit {self.facts.max_seq_len}")
-        elif len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= rows:
-            batch.fail(index, ErrorCode.FORWARD_FAILED, f"token ids must be one or more from 0 to {rows - 1}")
-        else:
-            return True
-        return False
-
-    def _run(self, batch: _Batch, group: list[int]) -> None:
-        """Run inputs in one forward, in halves when it fails, down to the guilty one."""
-        try:
-            vectors = self._pipeline.forward(
-                [batch.ids[index] for index in group], [batch.options[index].prompt_tokens for index in group]
-            )
-        except Exception as problem:
-            code, message = _judge(problem)
-            error = f"{type(problem).__name__}: {first_line(problem)}"
-        else:
-            self._budget.succeeded()
-            batch.take(group, vectors)
-            return
-        # Outside the handler: the exception's traceback holds the tensors of the failed forward.
-        if code is ErrorCode.OUT_OF_MEMORY:
-            self._out_of_memory(batch, group)
-        if len(group) == 1:
-            log.warning("an input failed", extra={"code": code.value, "error": error, "tokens": len(batch.ids[group[0]])})
-            batch.fail(group[0], code, message)
-            return
-        middle = len(group) // 2
-        self._run(batch, group[:middle])
-        self._run(batch, group[middle:])
-
-    def _out_of_memory(self, batch: _Batch, group: list[int]) -> None:
-        area = len(group) * max(len(batch.ids[index]) for index in group)
-        if len(group) > 1:
-            self._budget.shrink(area)
-        log.warning(
-            "out of memory, going on in halves",
-            extra={"inputs": len(group), "padded_tokens": area, "token_budget": self._budget.tokens},
-        )
-        if self._pipeline.device.type == "cuda":
+    def shutdown(self) -> None:
+        """Free the model, once no thread encodes any more. Calling it again does nothing."""
+        with self._lock:
+            if self._runner is None:
+                return
+            self._runner = None
+        gc.collect()
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def __enter__(self) -> Self:
+        return self
 
-class _Batch:
-    """The inputs of one batch, and what has become of each so far."""
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
 
-    def __init__(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> None:
-        self.ids = ids
-        self.options = options
-        self._rows: dict[int, NDArray[np.float32]] = {}
-        self._failures: dict[int, InputFailure] = {}
+    @property
+    def dimension(self) -> int:
+        """Size of the model's output for an input; of a token-level model's, for a token."""
+        return self.facts.dimension
 
-    def take(self, group: list[int], vectors: NDArray[np.float32]) -> None:
-        """Keep the finite vectors of a group; NaN or infinity fails its own input only."""
-        for index, vector in zip(group, vectors, strict=True):
-            if np.isfinite(vector).all():
-                self._rows[index] = vector
-            else:
-                self.fail(index, ErrorCode.NON_FINITE_OUTPUT, "the model's output for this input is not finite")
+    @property
+    def max_seq_len(self) -> int:
+        """The longest input in tokens."""
+        return min(self.facts.max_seq_len, self.limits.max_num_tokens)
 
-    def fail(self, index: int, code: ErrorCode, message: str) -> None:
-        self._failures[index] = InputFailure(index, code, message[:_LONGEST_MESSAGE])
+    @property
+    def task(self) -> str:
+        """``embedding``, ``classify``, ``reward``, ``token_reward`` or ``rerank``."""
+        return self.facts.task
 
-    def result(self) -> EncodedBatch:
-        rows = [self._rows.get(index) for index in range(len(self.ids))]
-        present = [row for row in rows if row is not None]
-        return EncodedBatch(
-            values=np.concatenate(present).astype("<f4", copy=False) if present else np.empty(0, dtype="<f4"),
-            row_values=[0 if row is None else len(row) for row in rows],
-            failures=[self._failures[index] for index in sorted(self._failures)],
-        )
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        found: torch.dtype = getattr(torch, self.facts.dtype)
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._device
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the logits, in order; () where the model has none."""
+        return self._labels
+
+    @property
+    def activation(self) -> nn.Module:
+        """What turns logits into the scores that the model's files mean: ``Sigmoid``, ``Identity``, ..."""
+        return self._activation
+
+    def _check_lengths(self, tokens: Sequence[Tokens], *, single: bool) -> None:
+        limit = self.max_seq_len
+        for index, each in enumerate(tokens):
+            if len(each.ids) > limit:
+                setting = "max_seq_len" if limit == self.facts.max_seq_len else "max_num_tokens"
+                raise ValueError(
+                    f"{label_of(index, single=single)} has {len(each.ids)} tokens, the limit is {limit} ({setting})"
+                )
+
+    def _run(self, inputs: Sequence[Input], constants: dict[str, Any], *, per_token: bool, to_host: bool) -> Outcome:
+        device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        with self._lock, progress_bar(len(inputs), self._show_progress) as progress, device:
+            if self._runner is None:
+                raise RuntimeError(_CLOSED)
+            return self._runner.run(inputs, per_token=per_token, constants=constants, to_host=to_host, progress=progress)
 
 
-def _next_group(order: Sequence[int], lengths: Sequence[int], grouping: Grouping, budget: int) -> list[int]:
-    """The first inputs of ``order`` (longest first) that run together in a padded area of at most ``budget`` tokens.
-
-    An input longer than the budget stands alone.
-    """
-    longest = real = lengths[order[0]]
-    most_rows = max(1, min(grouping.most_tokens, budget) // longest)
-    rows = 1
-    for index in order[1:most_rows]:
-        real += lengths[index]
-        if rows >= grouping.fewest_rows and real < (1 - grouping.most_waste) * longest * (rows + 1):
-            break
-        rows += 1
-    return list(order[:rows])
-
-
-def _judge(problem: Exception) -> tuple[ErrorCode, str]:
-    """What a failed forward means for its inputs. Raises DeviceLostError where no further forward can succeed."""
-    text = str(problem)
-    if isinstance(problem, MemoryError | torch.OutOfMemoryError) or _is_allocation(text):
-        return ErrorCode.OUT_OF_MEMORY, "this input does not fit into the device's memory"
-    if isinstance(problem, torch.AcceleratorError) or "CUDA error" in text or "device-side assert" in text:
-        raise DeviceLostError(f"{type(problem).__name__}: {first_line(problem)}") from problem
-    # The text of an exception may quote the input, so only its type goes to the client.
-    return ErrorCode.FORWARD_FAILED, f"the model raised {type(problem).__name__} on this input"
-
-
-def _is_allocation(text: str) -> bool:
-    return any(mark in text for mark in ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"))
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -37,3 +37,8 @@ def typed(found: dict[str, Any], key: str, kind: type, default: Any, path: Path)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ModelFilesError(f"{path}: {key} is {value!r}, expected {kind.__name__}")
     return value
+
+
+def present(folder: Path, *names: str) -> tuple[Path, ...]:
+    """Those of the named files that the folder has."""
+    return tuple(folder / name for name in names if (folder / name).is_file())

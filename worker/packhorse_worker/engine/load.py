@@ -1,4 +1,4 @@
-"""From a model folder to a warmed-up ``Encoder``: loads the weights, finds the limits, warms up."""
+"""From a model folder to a warmed-up ``Runner``: loads the weights, finds the limits, warms up."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from packhorse_shared.errors import ModelFilesError, SettingsError
-from packhorse_shared.messages import EncodeOptions, ErrorCode, ModelFacts, WorkerLimits
+from packhorse_shared.messages import ErrorCode, ModelFacts, WorkerLimits
 from packhorse_shared.settings import BatchingSettings, ModelSettings
-from packhorse_worker.engine.encoder import Encoder
+from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.grouping import Grouping, grouping_of
+from packhorse_worker.engine.heads import Embedding, Readout, SequenceLogits, TokenLogits, YesNoLogits
+from packhorse_worker.engine.labels import told
+from packhorse_worker.engine.linear import prepack_linears
 from packhorse_worker.engine.memory import auto_num_tokens, free_bytes
 from packhorse_worker.engine.model_folder import ModelFolder, TokenLimit
-from packhorse_worker.engine.modules import Dense, LayerNorm, Pooling
-from packhorse_worker.engine.pipeline import Pipeline, build_parts
-from packhorse_worker.engine.probe import padding_matters
+from packhorse_worker.engine.modules import Dense, LayerNorm, Pooling, SequenceHead, TokenHead, YesNoHead
+from packhorse_worker.engine.parts import build_parts
+from packhorse_worker.engine.pipeline import Pipeline
+from packhorse_worker.engine.probe import Probe
+from packhorse_worker.engine.runner import Runner
 from packhorse_worker.engine.tokenizer import check_tokenizer
 from packhorse_worker.engine.transformer import embedding_rows, load_transformer, position_limit
 from packhorse_worker.engine.weights import find_weights, fingerprint
@@ -30,6 +37,8 @@ _MOST_FACTS_BYTES = 48 * 1024
 """The facts travel in one message header, which is limited."""
 _CPU_WARM_UP_TOKENS = 64
 """A CPU has no kernels to choose and no allocator to fill: a full batch there would only take seconds."""
+_CPU_TYPICAL_TOKENS = 1024
+"""Tokens of the forwards that linear layers are packed for."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +51,17 @@ class Device:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    pipeline: Pipeline
+class _Sizes:
+    """What limits and describes a loaded model."""
+
+    max_seq_len: int
+    num_tokens: int
+    vocabulary_rows: int
     dimension: int
     dtype: torch.dtype
-    num_tokens: int
 
 
-def load_encoder(folder: ModelFolder, name: str, model: ModelSettings, batching: BatchingSettings, device: Device) -> Encoder:
+def load_runner(folder: ModelFolder, name: str, model: ModelSettings, batching: BatchingSettings, device: Device) -> Runner:
     """Load and warm up the model of a folder that was read.
 
     Raises ModelFilesError or SettingsError with one line when its files or the settings cannot be served.
@@ -58,35 +70,72 @@ def load_encoder(folder: ModelFolder, name: str, model: ModelSettings, batching:
     if model.cuda_graph_config is not None:
         log.warning("cuda_graph_config has no effect in this release: every batch runs eagerly, with the same vectors")
     log.info("loading model", extra={"model": name, "device": str(device.torch_device), "dtype": _name(dtype)})
-    pipeline, dimension = _load_pipeline(folder, model, device.torch_device, dtype)
-    num_tokens = _num_tokens(batching, pipeline, dtype, device)
-    facts = _facts(folder, name, model, _Loaded(pipeline, dimension, dtype, num_tokens))
-    limits = WorkerLimits(batching.max_batch_size, num_tokens)
+    transformer: Any = load_transformer(folder, model, device.torch_device, dtype)
+    hidden_size = int(transformer.config.get_text_config().hidden_size)
+    parts, dimension = build_parts(folder, model, hidden_size)
+    num_tokens = _num_tokens(batching, transformer, dtype, device)
+    max_seq_len = find_max_seq_len(folder.limit, position_limit(transformer), model.max_seq_len, num_tokens)
+    sizes = _Sizes(max_seq_len, num_tokens, embedding_rows(transformer), dimension, dtype)
+    facts = _facts(folder, name, model, sizes)
     with ThreadPoolExecutor(1, "tokenizer") as meanwhile:
         check = meanwhile.submit(check_tokenizer, folder, model, facts.vocabulary_rows)
-        pads = not padding_matters(pipeline, dimension, facts.max_seq_len, dtype)
-        if not pads:
-            log.warning("padding would change this model's vectors, so only inputs of equal length share a forward pass")
-        encoder = Encoder(pipeline, facts, limits, pads=pads)
-        log.info("warming up", extra={"max_seq_len": facts.max_seq_len, "max_num_tokens": num_tokens})
-        warm_up(encoder, device.torch_device)
+        pipeline, grouping = _assemble(folder, transformer, parts, facts, device=device.torch_device)
+        runner = Runner(pipeline, facts, WorkerLimits(batching.max_batch_size, num_tokens), grouping)
+        log.info("warming up", extra={"max_seq_len": max_seq_len, "max_num_tokens": num_tokens})
+        warm_up(runner)
         check.result()
-    return encoder
+    return runner
 
 
-def warm_up(encoder: Encoder, device: torch.device) -> None:
+def _assemble(
+    folder: ModelFolder, transformer: Any, parts: nn.Sequential, facts: ModelFacts, *, device: torch.device
+) -> tuple[Pipeline, Grouping]:
+    """Find out how the model's forwards can be run, and make them fast."""
+    probe = Probe(transformer, facts.vocabulary_rows, facts.max_seq_len, _pad_id(transformer, facts), device)
+    manner = probe.find_manner(may_pack=device.type == "cpu")
+    readout = _readout(folder, transformer, parts.to(device), probe)
+    if device.type == "cpu":
+        replaced = prepack_linears(transformer, getattr(torch, facts.dtype), _CPU_TYPICAL_TOKENS)
+        log.debug("linear layers run on oneDNN", extra={"layers": replaced})
+    activation = getattr(nn, folder.activation)()
+    pipeline = Pipeline(manner.forward, readout, facts.dimension, activation, device)
+    return pipeline, grouping_of(device.type, is_packed=manner.forward.is_packed, pads=manner.pads)
+
+
+def _readout(folder: ModelFolder, transformer: Any, parts: nn.Sequential, probe: Probe) -> Readout:
+    match folder.head:
+        case None:
+            pooling = folder.parts[0]
+            assert isinstance(pooling, Pooling), folder.parts  # the folder's reader saw to it
+            return Embedding(pooling, parts)
+        case SequenceHead():
+            return SequenceLogits(transformer, probe.find_gather(getattr(transformer.config, "pad_token_id", None)))
+        case TokenHead():
+            return TokenLogits(transformer)
+        case YesNoHead():
+            return YesNoLogits(transformer, folder.head)
+
+
+def _pad_id(transformer: Any, facts: ModelFacts) -> int:
+    """Any row will do where the model names none: pad positions are masked and never read."""
+    pad_id = getattr(transformer.config, "pad_token_id", None)
+    return pad_id if isinstance(pad_id, int) and 0 <= pad_id < facts.vocabulary_rows else 0
+
+
+def warm_up(runner: Runner) -> None:
     """Run representative batches, the largest first: a full one, the longest input (on a GPU), a short one.
 
-    Raises ModelFilesError when even the short one has no vector.
+    Raises ModelFilesError when even the short one has no vector, or one of another size than the files say.
     """
-    most = encoder.limits.max_num_tokens if device.type == "cuda" else _CPU_WARM_UP_TOKENS
-    length = max(1, min(encoder.facts.max_seq_len, most // encoder.limits.max_batch_size))
-    rows = min(encoder.limits.max_batch_size, max(1, most // length))
-    longest = min(encoder.facts.max_seq_len, most)
+    facts, limits = runner.facts, runner.limits
+    on_gpu = runner.pipeline.device.type == "cuda"
+    most = limits.max_num_tokens if on_gpu else _CPU_WARM_UP_TOKENS
+    length = max(1, min(facts.max_seq_len, most // limits.max_batch_size))
+    rows = min(limits.max_batch_size, max(1, most // length))
+    longest = min(facts.max_seq_len, most)
     shapes = [(rows, length), (1, longest), (1, min(8, longest))]
-    for count, tokens in shapes if device.type == "cuda" else shapes[::2]:
-        ids = np.arange(tokens, dtype=np.int32) % encoder.facts.vocabulary_rows
-        outcome = encoder.encode([ids] * count, [EncodeOptions()] * count)
+    for count, tokens in shapes if on_gpu else shapes[::2]:
+        outcome = runner.run([Input(np.arange(tokens, dtype=np.int32) % facts.vocabulary_rows)] * count)
         for failure in outcome.failures[:1]:
             log.warning(
                 "warm-up batch failed",
@@ -94,38 +143,32 @@ def warm_up(encoder: Encoder, device: torch.device) -> None:
             )
             if tokens <= 8 and failure.code is not ErrorCode.NON_FINITE_OUTPUT:
                 raise ModelFilesError(f"the model cannot encode even {tokens} tokens: {failure.message}")
+        for row in outcome.rows[:1]:
+            if row is not None and row.shape[-1] != facts.dimension:
+                raise ModelFilesError(
+                    f"the model gives vectors of {row.shape[-1]} values, but its config.json says {facts.dimension}"
+                )
 
 
-def _load_pipeline(folder: ModelFolder, model: ModelSettings, device: torch.device, dtype: torch.dtype) -> tuple[Pipeline, int]:
-    transformer: Any = load_transformer(folder, model, device, dtype)
-    hidden_size = int(transformer.config.get_text_config().hidden_size)
-    parts, dimension = build_parts(folder, model, hidden_size)
-    pooling = folder.parts[0]
-    assert isinstance(pooling, Pooling), folder.parts  # the folder's reader saw to it
-    pad_id = getattr(transformer.config, "pad_token_id", None)
-    rows = embedding_rows(transformer)
-    if not isinstance(pad_id, int) or not 0 <= pad_id < rows:
-        pad_id = 0  # any row will do: pad positions are masked and never read
-    return Pipeline(transformer, pooling, parts.to(device), pad_id, device), dimension
-
-
-def _facts(folder: ModelFolder, name: str, model: ModelSettings, loaded: _Loaded) -> ModelFacts:
-    pipeline, dimension, dtype = loaded.pipeline, loaded.dimension, _name(loaded.dtype)
-    max_seq_len = find_max_seq_len(folder.limit, position_limit(pipeline.transformer), model.max_seq_len, loaded.num_tokens)
-    dimensions, any_dimension = _matryoshka(folder, model, dimension)
+def _facts(folder: ModelFolder, name: str, model: ModelSettings, sizes: _Sizes) -> ModelFacts:
+    dimensions, any_dimension = _matryoshka(folder, model, sizes.dimension)
     folders = (folder.transformer, *(part.folder for part in folder.parts if isinstance(part, Dense | LayerNorm)))
     weights = [file for each in folders for file in find_weights(each, allow_pickle=model.allow_pickle_weights)]
-    served = (dtype, repr(folder.parts[0]), str(len(folder.parts)), str(model.normalize), str(max_seq_len))
+    dtype = _name(sizes.dtype)
+    way = (repr(folder.head or folder.parts[0]), folder.activation, str(len(folder.parts)), str(model.normalize))
+    served = (dtype, *way, str(sizes.max_seq_len))
     try:
         facts = ModelFacts(
             name=name,
-            task="embedding",
-            dimension=dimension,
-            max_seq_len=max_seq_len,
+            task=folder.task,
+            dimension=sizes.dimension,
+            max_seq_len=sizes.max_seq_len,
             dtype=dtype,
-            vocabulary_rows=pipeline.vocabulary_rows,
+            vocabulary_rows=sizes.vocabulary_rows,
             matryoshka_dimensions=dimensions,
             matryoshka_any=any_dimension,
+            labels=told(folder.labels),
+            activation=folder.activation,
             prompts=folder.prompts,
             default_prompt_name=folder.default_prompt_name,
             lowercase=folder.lowercase,
@@ -179,11 +222,10 @@ def _matryoshka(folder: ModelFolder, model: ModelSettings, dimension: int) -> tu
     return tuple(sizes), False
 
 
-def _num_tokens(batching: BatchingSettings, pipeline: Pipeline, dtype: torch.dtype, device: Device) -> int:
+def _num_tokens(batching: BatchingSettings, transformer: Any, dtype: torch.dtype, device: Device) -> int:
     if batching.max_num_tokens != "auto":
         return batching.max_num_tokens
-    config: Any = pipeline.transformer.config
-    text_config = config.get_text_config()
+    text_config = transformer.config.get_text_config()
     hidden = int(text_config.hidden_size)
     inner = getattr(text_config, "intermediate_size", None) or 4 * hidden
     tokens = auto_num_tokens(free_bytes(device.torch_device, device.workers), hidden, int(inner), dtype.itemsize)

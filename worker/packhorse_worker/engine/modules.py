@@ -27,10 +27,10 @@ _LEGACY_MODES: dict[str, PoolingMode] = {
 """Keys up to 5.3, in the order in which several modes are concatenated."""
 
 ACTIVATIONS = frozenset(
-    {"CELU", "ELU", "GELU", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SELU", "Sigmoid"}
-    | {"SiLU", "Softplus", "Softsign", "Tanh", "Tanhshrink"}
+    {"CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish", "ReLU"}
+    | {"ReLU6", "SELU", "Sigmoid", "SiLU", "Softplus", "Softsign", "Tanh", "Tanhshrink"}
 )
-"""Classes of ``torch.nn`` that a Dense part may name: each works on one vector and takes no arguments."""
+"""Classes of ``torch.nn`` that a Dense part or a cross-encoder may name: each works on single values, without arguments."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Dense:
     activation: str
     """Name of a class in ``torch.nn``, one of ``ACTIVATIONS``."""
     use_residual: bool
+    makes_scores: bool = False
+    """Whether it is the last layer of a cross-encoder, and gives its scores."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,51 @@ class Normalize:
     """L2 normalization of the vector."""
 
 
+@dataclass(frozen=True)
+class LogitScore:
+    """Of a language model's logits behind the last token, one token's, less that of the other."""
+
+    folder: Path
+    true_token_id: int
+    false_token_id: int | None
+
+
 Part = Pooling | Dense | LayerNorm | Normalize
 
 
-def read_part(kind: str, folder: Path) -> Part | None:
+@dataclass(frozen=True)
+class SequenceHead:
+    """The transformer's own classification head: one row of logits for each input (``*ForSequenceClassification``)."""
+
+    labels: tuple[str, ...]
+    """In the order of the logits."""
+    activation: str
+    """Name of a class in ``torch.nn``, one of ``ACTIVATIONS``: what turns logits into scores; ``Identity`` for none."""
+
+
+@dataclass(frozen=True)
+class TokenHead:
+    """The transformer's own head on every token: one row of logits for each of them (``*ForTokenClassification``)."""
+
+    labels: tuple[str, ...]
+    """In the order of the logits."""
+
+
+@dataclass(frozen=True)
+class YesNoHead:
+    """A language model that answers yes or no: the logit of one token behind the input, less that of the other."""
+
+    true_token_id: int
+    false_token_id: int | None
+    """None: the logit of the true token alone."""
+    activation: str
+    """Name of a class in ``torch.nn``, one of ``ACTIVATIONS``: what turns the difference into a score."""
+
+
+Head = SequenceHead | TokenHead | YesNoHead
+
+
+def read_part(kind: str, folder: Path) -> Part | LogitScore | None:
     """The part of class name ``kind`` whose files are in ``folder``; None for one that does nothing at inference.
 
     Raises ModelFilesError naming the file that is missing or says what cannot be served; KeyError for an unknown kind.
@@ -88,6 +131,8 @@ def read_part(kind: str, folder: Path) -> Part | None:
             if path.is_file():
                 _check_names(read_object(path), path)
             return Normalize()
+        case "LogitScore":
+            return _read_logit_score(path)
         case "Dropout":
             return None
     raise KeyError(kind)
@@ -105,9 +150,21 @@ def _read_pooling(path: Path) -> Pooling:
     return Pooling(tuple(modes), typed(found, "include_prompt", bool, default=True, path=path))
 
 
+def _read_logit_score(path: Path) -> LogitScore:
+    found = read_object(path)
+    name = typed(found, "module_input_name", str, "causal_logits", path)
+    if name != "causal_logits":
+        raise ModelFilesError(f"{path}: module_input_name {name} is not served, only causal_logits is")
+    true_id, false_id = (typed(found, f"{word}_token_id", int, None, path) for word in ("true", "false"))
+    if true_id is None or min(true_id, 0 if false_id is None else false_id) < 0:
+        raise ModelFilesError(f"{path}: true_token_id is {true_id} and false_token_id {false_id}, which are no token ids")
+    return LogitScore(path.parent, true_id, false_id)
+
+
 def _read_dense(path: Path) -> Dense:
     found = read_object(path)
-    _check_names(found, path)
+    makes_scores = found.get("module_output_name") == "scores"
+    _check_names({key: value for key, value in found.items() if not (makes_scores and key == "module_output_name")}, path)
     activation = typed(found, "activation_function", str, "torch.nn.modules.activation.Tanh", path)
     package, _, name = activation.rpartition(".")
     if not f"{package}.".startswith("torch.nn.") or name not in ACTIVATIONS:
@@ -119,6 +176,7 @@ def _read_dense(path: Path) -> Dense:
         bias=typed(found, "bias", bool, default=True, path=path),
         activation=name,
         use_residual=typed(found, "use_residual", bool, default=False, path=path),
+        makes_scores=makes_scores,
     )
 
 

@@ -7,6 +7,7 @@ sentence-transformers encodes with that one. Where the two make other ids of a t
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -14,7 +15,9 @@ from tokenizers import Tokenizer
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.model_folder import tokenizer_file
 from packhorse_shared.settings import ModelSettings
+from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
 from packhorse_worker.engine.model_folder import ModelFolder
+from packhorse_worker.engine.pairs import PairTokenizer, build_tokenizer
 from packhorse_worker.engine.transformer import first_line
 
 log = logging.getLogger(__name__)
@@ -31,23 +34,18 @@ _LISTED_IDS = 12
 def check_tokenizer(folder: ModelFolder, settings: ModelSettings, rows: int) -> None:
     """Compare what both make of a few texts.
 
-    Raises ModelFilesError when plain text differs, or when the tokenizer marks tokens with types, which are not passed on.
-    Texts of rarer characters only warn: there transformers has changed its mind between versions.
+    Raises ModelFilesError when plain text differs, when a reranker's pairs do, or when the tokenizer marks tokens of a single
+    text with types. Texts of rarer characters only warn: there transformers has changed its mind between versions.
     """
     path = tokenizer_file(folder.path)
-    try:
-        served = Tokenizer.from_file(str(path))
-    except Exception as problem:  # the library raises Exception itself
-        raise ModelFilesError(f"{path} cannot be read as a tokenizer: {first_line(problem)}") from None
-    served.no_padding()
-    served.no_truncation()
+    served = ModelTokenizer(read_tokenizer(folder.path)).variant(lowercase=False)
     if served.get_vocab_size() > rows:
         log.warning(
             "the tokenizer has more tokens than the model has embeddings; texts with one of the others fail",
             extra={"tokens": served.get_vocab_size(), "rows": rows},
         )
     try:
-        built = _build(folder, settings)
+        built = build_tokenizer(folder, settings)
         readings = {text: _read(built, text) for text in (*_PLAIN, *_RARE, *_special(served))}
     except ModelFilesError:
         raise
@@ -61,23 +59,39 @@ def check_tokenizer(folder: ModelFolder, settings: ModelSettings, rows: int) -> 
         if ids == expected:
             continue
         if text in _PLAIN:
-            raise ModelFilesError(
-                f"{path} makes {_shown(ids)} of {text!r}, but transformers, which reads tokenizer_config.json too, makes "
-                f"{_shown(expected)}; make them agree: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-            )
+            raise _differ(path, repr(text), ids, expected)
         log.warning(
             "tokenizer.json, which is served, and transformers make different ids of a rare text",
             extra={"text": ascii(text), "ids": _shown(ids), "transformers": _shown(expected)},
         )
+    if folder.task == "rerank":
+        _check_pairs(folder, served, built)
 
 
-def _build(folder: ModelFolder, settings: ModelSettings) -> Any:
-    """The tokenizer as sentence-transformers would load it."""
-    from transformers.models.auto.tokenization_auto import AutoTokenizer  # noqa: PLC0415 (20 ms, while the device warms up)
+def _check_pairs(folder: ModelFolder, served: Tokenizer, built: Any) -> None:
+    """Compare what both make of a pair. A chat template that was never meant for pairs only warns."""
+    try:
+        pairs = PairTokenizer(served, built, folder, has_token_types=True)
+    except ModelFilesError as problem:
+        if (folder.path / "modules.json").is_file():
+            raise
+        log.warning("this reranker cannot be given pairs, only texts that hold both", extra={"reason": str(problem)})
+        return
+    [(ids, types)] = pairs.encode([_PLAIN], "")
+    [text] = pairs.join([_PLAIN], "")
+    expected = built(text, add_special_tokens=False) if isinstance(text, str) else built(*text)
+    made = ids.tolist(), [] if types is None else types.tolist()
+    wanted = list(expected["input_ids"]), list(expected.get("token_type_ids") or ())
+    for what, found, right in zip(("the pair", "the token types of the pair"), made, wanted, strict=True):
+        if found != right:
+            raise _differ(tokenizer_file(folder.path), f"{what} {_PLAIN!r}", found, right)
 
-    trusted = settings.trust_remote_code
-    common = {"local_files_only": not trusted, "trust_remote_code": trusted}
-    return AutoTokenizer.from_pretrained(folder.transformer, **{**folder.tokenizer_kwargs, **common})
+
+def _differ(path: Path, text: str, ids: list[int], expected: list[int]) -> ModelFilesError:
+    return ModelFilesError(
+        f"{path} makes {_shown(ids)} of {text}, but transformers, which reads tokenizer_config.json too, makes "
+        f"{_shown(expected)}; make them agree: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    )
 
 
 def _read(tokenizer: Any, text: str) -> list[int]:

@@ -8,12 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.models.auto.configuration_auto import AutoConfig
-from transformers.models.auto.modeling_auto import AutoModel, AutoModelForTextEncoding
+from transformers.models.auto.modeling_auto import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
+)
 from transformers.utils import logging as transformers_logging
 
 from packhorse_shared.errors import ModelFilesError, PackhorseError
 from packhorse_shared.settings import ModelSettings
 from packhorse_worker.engine.model_folder import ModelFolder, TokenLimit
+from packhorse_worker.engine.modules import Head, SequenceHead, TokenHead, YesNoHead
 from packhorse_worker.engine.weights import find_weights
 
 _TEXT_ENCODERS = frozenset({"mt5", "t5", "umt5"})
@@ -23,7 +30,7 @@ _LISTED_TENSORS = 5
 
 
 def load_transformer(folder: ModelFolder, settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The transformer on its device, in evaluation mode.
+    """The transformer on its device, in evaluation mode; with its own head where the folder declares one.
 
     Raises ModelFilesError with one line: no weights, tensors missing from them, an architecture that transformers does not
     know, or the model's own code without ``trust_remote_code``.
@@ -48,13 +55,25 @@ def position_limit(model: nn.Module) -> TokenLimit | None:
 
     In the RoBERTa family positions start behind the padding id, so its 514 rows hold 512 tokens.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "position_embeddings":
-            first = 0 if module.padding_idx is None else module.padding_idx + 1
-            return TokenLimit(module.num_embeddings - first, "the position table")
+    table = _position_table(model)
+    if table is not None:
+        return TokenLimit(table.num_embeddings - first_position(model), "the position table")
     config: Any = model.config
     tokens = getattr(config.get_text_config(), "max_position_embeddings", None)
     return TokenLimit(tokens, "config.json max_position_embeddings") if isinstance(tokens, int) and tokens > 0 else None
+
+
+def first_position(model: nn.Module) -> int:
+    """Position of an input's first token: behind the padding id where the position table has one, else 0."""
+    table = _position_table(model)
+    return 0 if table is None or table.padding_idx is None else table.padding_idx + 1
+
+
+def _position_table(model: nn.Module) -> nn.Embedding | None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "position_embeddings":
+            return module
+    return None
 
 
 def embedding_rows(model: Any) -> int:
@@ -81,11 +100,11 @@ def _load(folder: ModelFolder, settings: ModelSettings, dtype: torch.dtype) -> n
     common = {"local_files_only": not trusted, "trust_remote_code": trusted}
     config = AutoConfig.from_pretrained(folder.transformer, **{**folder.config_kwargs, **common})
     config.use_cache = False
-    auto_class = AutoModel
+    auto_class = _auto_class(folder.head)
     if config.is_encoder_decoder:
-        if config.model_type not in _TEXT_ENCODERS:
+        if config.model_type not in _TEXT_ENCODERS or isinstance(folder.head, SequenceHead | YesNoHead):
             raise ModelFilesError(f"{folder.transformer / 'config.json'}: model_type {config.model_type} is an encoder-decoder")
-        auto_class = AutoModelForTextEncoding
+        auto_class = AutoModelForTextEncoding if folder.head is None else auto_class
     options = {**common, "config": config, "dtype": dtype, "output_loading_info": True}
     options["use_safetensors"] = None if settings.allow_pickle_weights else True
     try:
@@ -98,9 +117,23 @@ def _load(folder: ModelFolder, settings: ModelSettings, dtype: torch.dtype) -> n
     return _as_module(model)
 
 
+def _auto_class(head: Head | None) -> Any:
+    """The class of transformers that builds the model with its head."""
+    match head:
+        case None:
+            return AutoModel
+        case SequenceHead():
+            return AutoModelForSequenceClassification
+        case TokenHead():
+            return AutoModelForTokenClassification
+        case YesNoHead():
+            return AutoModelForCausalLM
+
+
 def _check_complete(report: dict[str, Any], folder: ModelFolder) -> None:
-    """Refuse layers that the files leave at random values. A pooler may be missing: nothing reads it."""
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name.split("."))
+    """Refuse layers that the files leave at random values. Without a head a pooler may be missing: nothing reads it."""
+    unread = {"pooler"} if folder.head is None else set()
+    missing = sorted(name for name in report["missing_keys"] if unread.isdisjoint(name.split(".")))
     if any(_ADAPTER_MARK in name for name in report["unexpected_keys"]):
         raise ModelFilesError(
             f"the weights in {folder.transformer} hold an adapter that is not merged into them; merge and save"

@@ -1,0 +1,109 @@
+"""Packed attention against attention with a full mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from packhorse_worker.engine.attention import attend_within, packed_attention
+from packhorse_worker.engine.packing import Layout, Run, layout_of
+
+
+def tensors(tokens: int, heads: int = 4, key_heads: int | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value as models make them: views of (tokens, heads x size) buffers."""
+    torch.manual_seed(7)
+    shapes = (heads, key_heads or heads, key_heads or heads)
+    q, k, v = (torch.randn(1, tokens, count * 8).view(1, tokens, count, 8).transpose(1, 2) for count in shapes)
+    return q, k, v
+
+
+def by_mask(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], *, causal: bool, window: int | None
+) -> torch.Tensor:
+    """The definition: one softmax over all tokens, with everything masked that an input must not see."""
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    place = torch.arange(len(owner))
+    mask = owner[:, None] == owner
+    distance = place[:, None] - place
+    if causal:
+        mask &= distance >= 0
+    if window is not None:
+        mask &= distance.abs() < window
+    shared = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+
+
+def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, **options: Any) -> torch.Tensor:
+    module: Any = SimpleNamespace(is_causal=False)
+    with attend_within(layout):
+        return packed_attention(module, q, k, v, None, **options)[0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 5, 150, 1000])
+@pytest.mark.parametrize("lengths", [[1], [300], [300, 20, 20, 20, 7, 1, 1], [7, 300, 7]])
+def test_every_input_sees_itself_only(lengths: list[int], window: int | None, *, causal: bool) -> None:
+    q, k, v = tensors(sum(lengths))
+    expected = by_mask(q, k, v, lengths, causal=causal, window=window)
+    result = packed(q, k, v, layout_of(lengths), is_causal=causal, sliding_window=window)
+    assert result.shape == expected.shape
+    assert float((result - expected).abs().max()) <= 1e-5
+
+
+def test_query_heads_share_key_heads() -> None:
+    q, k, v = tensors(30, heads=6, key_heads=2)
+    expected = by_mask(q, k, v, [20, 10], causal=True, window=None)
+    assert float((packed(q, k, v, layout_of([20, 10]), is_causal=True) - expected).abs().max()) <= 1e-5
+
+
+def test_scaling_is_honoured() -> None:
+    q, k, v = tensors(10)
+    expected = by_mask(q * 3, k, v, [10], causal=False, window=None)
+    assert float((packed(q, k, v, layout_of([10]), scaling=3 / 8**0.5) - expected).abs().max()) <= 1e-5
+
+
+def test_the_argument_comes_before_the_module() -> None:
+    q, k, v = tensors(10)
+    expected = by_mask(q, k, v, [10], causal=False, window=None)
+    module: Any = SimpleNamespace(is_causal=True)
+    with attend_within(layout_of([10])):
+        result, _ = packed_attention(module, q, k, v, None, is_causal=False)
+        causal, _ = packed_attention(module, q, k, v, None)
+    assert float((result - expected).abs().max()) <= 1e-5
+    assert float((causal - expected).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("name", ["position_bias", "softcap", "s_aux"])
+def test_what_is_not_honoured_is_refused(name: str) -> None:
+    q, k, v = tensors(4)
+    with pytest.raises(NotImplementedError, match=name):
+        packed(q, k, v, layout_of([4]), **{name: torch.ones(1)})
+
+
+def test_a_mask_is_refused() -> None:
+    q, k, v = tensors(4)
+    module: Any = SimpleNamespace(is_causal=False)
+    with attend_within(layout_of([4])), pytest.raises(NotImplementedError, match="mask"):
+        packed_attention(module, q, k, v, torch.ones(1, 1, 4, 4))
+
+
+def test_a_neighbour_full_of_nan_changes_nothing() -> None:
+    q, k, v = tensors(14)
+    expected = packed(q, k, v, layout_of([5, 5, 4]))
+    for each in (q, k, v):
+        each[:, :, 5:10] = float("nan")
+    result = packed(q, k, v, layout_of([5, 5, 4]))
+    kept = [*range(5), *range(10, 14)]
+    assert torch.equal(result[:, kept], expected[:, kept])
+
+
+def test_a_layout_has_one_run_for_neighbours_of_equal_length() -> None:
+    layout = layout_of([5, 5, 3, 5])
+    assert layout.runs == (Run(0, 2, 5), Run(10, 1, 3), Run(13, 1, 5))
+    assert (layout.tokens, layout.longest, layout.starts()) == (18, 5, [0, 5, 10, 13])
