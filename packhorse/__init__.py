@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from packhorse_shared.errors import ModelFilesError
-    from packhorse_worker.engine.encoder import Encoder
-    from packhorse_worker.engine.llm import LLM
-    from packhorse_worker.engine.output import EncodeError, EncoderOutput
+    from packhorse_worker.engine.api.encoder import Encoder
+    from packhorse_worker.engine.api.llm import LLM
+    from packhorse_worker.engine.api.output import EncodeError, EncoderOutput
 
 __all__ = ["LLM", "EncodeError", "Encoder", "EncoderOutput", "ModelFilesError"]
 
 _HOMES = {
-    "EncodeError": "packhorse_worker.engine.output",
-    "Encoder": "packhorse_worker.engine.encoder",
-    "EncoderOutput": "packhorse_worker.engine.output",
-    "LLM": "packhorse_worker.engine.llm",
+    "EncodeError": "packhorse_worker.engine.api.output",
+    "Encoder": "packhorse_worker.engine.api.encoder",
+    "EncoderOutput": "packhorse_worker.engine.api.output",
+    "LLM": "packhorse_worker.engine.api.llm",
     "ModelFilesError": "packhorse_shared.errors",
 }
 """Imported when they are asked for: torch takes seconds, and the command line does without."""

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from packhorse_shared.settings import BatchingSettings, ModelSettings
 from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.files.model_folder import read_model_folder
 from packhorse_worker.engine.load import Device, load_runner
-from packhorse_worker.engine.model_folder import read_model_folder
 from packhorse_worker.engine.runner import Runner
 
 CPU = Device(torch.device("cpu"), workers=1)

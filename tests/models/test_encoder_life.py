@@ -18,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from packhorse import LLM, Encoder, ModelFilesError
 from packhorse_shared.cores import usable_cores
-from packhorse_worker.engine import opening, progress
-from packhorse_worker.engine.arguments import find_device
+from packhorse_worker.engine.api import opening, progress
+from packhorse_worker.engine.api.arguments import find_device
 from tiny_models import HIDDEN, build_t
 
 
@@ -199,7 +199,7 @@ def test_many_texts_are_tokenized_by_no_more_threads_than_torch_has(encoder: Enc
             seen.append(threads)
             super().__init__(threads, name)
 
-    monkeypatch.setattr("packhorse_worker.engine.texts.ThreadPoolExecutor", Executor)
+    monkeypatch.setattr("packhorse_worker.engine.api.texts.ThreadPoolExecutor", Executor)
     texts = [f"t{10 + number % 100} " + " " * 1000 for number in range(100)]
     expected = [[2, 10 + number % 100, 3] for number in range(100)]
     for threads, used in ((1, []), (2, [2])):
@@ -250,13 +250,13 @@ def test_what_a_worker_makes_loads_no_tokenizer(t_model: Path, monkeypatch: pyte
 
     from packhorse_shared.messages import EncodeOptions
     from packhorse_shared.settings import BatchingSettings, ModelSettings
-    from packhorse_worker.engine.model_folder import read_model_folder
+    from packhorse_worker.engine.files.model_folder import read_model_folder
     from reference import CPU
 
     settings = ModelSettings(model=str(t_model))
     folder = read_model_folder(t_model, settings)
     encoder = Encoder.from_settings(folder, "t", settings, BatchingSettings(), CPU)
-    monkeypatch.setattr("packhorse_worker.engine.texts.read_tokenizer", lambda _: pytest.fail("the tokenizer was loaded"))
+    monkeypatch.setattr("packhorse_worker.engine.api.texts.read_tokenizer", lambda _: pytest.fail("the tokenizer was loaded"))
     batch = encoder.encode_batch([np.array(ids, dtype=np.int32) for ids in ([2, 10, 3], [999])], [EncodeOptions()] * 2)
     assert (batch.row_values, [each.index for each in batch.failures]) == ([HIDDEN, 0], [1])
     assert torch.equal(torch.from_numpy(batch.values), encoder.encode([2, 10, 3]).logits)

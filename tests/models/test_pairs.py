@@ -13,7 +13,7 @@ import pytest
 
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.model_folder import read_model_folder
+from packhorse_worker.engine.files.model_folder import read_model_folder
 from packhorse_worker.engine.pairs import PairTokenizer, open_pairs
 from packhorse_worker.engine.tokenizer import check_tokenizer
 from tiny_heads import CHAT_TEMPLATE, build_causal_reranker, build_cross_encoder, build_head, build_pooled_reranker, save_again

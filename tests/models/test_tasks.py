@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from packhorse_shared.errors import ModelFilesError, SettingsError
 from packhorse_shared.messages import ModelFacts
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.labels import told
-from packhorse_worker.engine.model_folder import ModelFolder, read_model_folder
-from packhorse_worker.engine.modules import Dense, LayerNorm, Normalize, Pooling, SequenceHead, TokenHead, YesNoHead
+from packhorse_worker.engine.files.labels import told
+from packhorse_worker.engine.files.model_folder import ModelFolder, read_model_folder
+from packhorse_worker.engine.files.modules import Dense, LayerNorm, Normalize, Pooling, SequenceHead, TokenHead, YesNoHead
 from packhorse_worker.engine.transformer import load_transformer
 from reference import runner_of
 from tiny_heads import HEADS, NO, YES, build_causal_reranker, build_cross_encoder, build_head, build_pooled_reranker

@@ -17,7 +17,7 @@ from packhorse_frontend.inputs import LengthRule
 from packhorse_frontend.tokens import TextTokenizer, TextWork, load_tokenizer
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.model_folder import read_model_folder
+from packhorse_worker.engine.files.model_folder import read_model_folder
 from packhorse_worker.engine.tokenizer import check_tokenizer
 from tiny_models import build_t, write_json, write_parts
 

@@ -143,8 +143,8 @@ def _signals() -> int:
 
 def _load(settings: Settings, place: _Place) -> Backend:
     """The model, loaded and warmed up. What is wrong with its files is found before torch is imported: that takes seconds."""
-    from packhorse_worker.engine.model_folder import read_model_folder  # noqa: PLC0415 (as below: only once we are announced)
-    from packhorse_worker.engine.weights import find_weights  # noqa: PLC0415
+    from packhorse_worker.engine.files.model_folder import read_model_folder  # noqa: PLC0415 (as below: only once we are announced)
+    from packhorse_worker.engine.files.weights import find_weights  # noqa: PLC0415
 
     began = time.monotonic()
     folder = read_model_folder(find_folder(settings.model, weights=True), settings.model)
@@ -155,7 +155,7 @@ def _load(settings: Settings, place: _Place) -> Backend:
     gc.disable()  # importing and loading make a million objects and hardly any garbage
     import torch  # noqa: PLC0415 (only now does the environment say what it must)
 
-    from packhorse_worker.engine.encoder import Encoder  # noqa: PLC0415
+    from packhorse_worker.engine.api.encoder import Encoder  # noqa: PLC0415
     from packhorse_worker.engine.load import Device  # noqa: PLC0415
 
     torch.set_num_threads(place.threads)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from packhorse_worker.engine.batch import Input
-from packhorse_worker.engine.modules import Pooling, YesNoHead
+from packhorse_worker.engine.files.modules import Pooling, YesNoHead
 from packhorse_worker.engine.packing import Layout
 from packhorse_worker.engine.pooling import pool
 

@@ -16,20 +16,20 @@ from packhorse_shared.errors import ModelFilesError, SettingsError
 from packhorse_shared.messages import ErrorCode, ModelFacts, WorkerLimits
 from packhorse_shared.settings import BatchingSettings, ModelSettings
 from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.files.labels import told
+from packhorse_worker.engine.files.model_folder import ModelFolder, TokenLimit
+from packhorse_worker.engine.files.modules import Dense, LayerNorm, Pooling, SequenceHead, TokenHead, YesNoHead
+from packhorse_worker.engine.files.weights import find_weights, fingerprint
 from packhorse_worker.engine.grouping import Grouping, grouping_of
 from packhorse_worker.engine.heads import Embedding, Readout, SequenceLogits, TokenLogits, YesNoLogits
-from packhorse_worker.engine.labels import told
 from packhorse_worker.engine.linear import prepack_linears
 from packhorse_worker.engine.memory import auto_num_tokens, free_bytes
-from packhorse_worker.engine.model_folder import ModelFolder, TokenLimit
-from packhorse_worker.engine.modules import Dense, LayerNorm, Pooling, SequenceHead, TokenHead, YesNoHead
 from packhorse_worker.engine.parts import build_parts
 from packhorse_worker.engine.pipeline import Pipeline
 from packhorse_worker.engine.probe import Probe
 from packhorse_worker.engine.runner import Runner
 from packhorse_worker.engine.tokenizer import check_tokenizer
 from packhorse_worker.engine.transformer import embedding_rows, load_transformer, position_limit
-from packhorse_worker.engine.weights import find_weights, fingerprint
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from tokenizers import Encoding, Tokenizer
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.settings import ModelSettings
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
-from packhorse_worker.engine.companion import PairTemplate
-from packhorse_worker.engine.model_folder import ModelFolder
+from packhorse_worker.engine.files.companion import PairTemplate
+from packhorse_worker.engine.files.model_folder import ModelFolder
 
 Pair = tuple[str, str]
 PairIds = tuple[NDArray[np.int32], NDArray[np.int64] | None]

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.model_folder import ModelFolder
-from packhorse_worker.engine.modules import Dense, LayerNorm, Normalize, Part, Pooling, SequenceHead, TokenHead, YesNoHead
-from packhorse_worker.engine.weights import find_weights
+from packhorse_worker.engine.files.model_folder import ModelFolder
+from packhorse_worker.engine.files.modules import Dense, LayerNorm, Normalize, Part, Pooling, SequenceHead, TokenHead, YesNoHead
+from packhorse_worker.engine.files.weights import find_weights
 
 
 def build_parts(folder: ModelFolder, settings: ModelSettings, hidden_size: int) -> tuple[nn.Sequential, int]:

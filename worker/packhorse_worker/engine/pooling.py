@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from packhorse_worker.engine.modules import Pooling, PoolingMode
+from packhorse_worker.engine.files.modules import Pooling, PoolingMode
 from packhorse_worker.engine.packing import Layout
 
 

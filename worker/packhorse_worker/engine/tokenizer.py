@@ -16,7 +16,7 @@ from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.model_folder import tokenizer_file
 from packhorse_shared.settings import ModelSettings
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
-from packhorse_worker.engine.model_folder import ModelFolder
+from packhorse_worker.engine.files.model_folder import ModelFolder
 from packhorse_worker.engine.pairs import PairTokenizer, build_tokenizer
 from packhorse_worker.engine.transformer import first_line
 

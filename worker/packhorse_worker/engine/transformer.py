@@ -19,9 +19,9 @@ from transformers.utils import logging as transformers_logging
 
 from packhorse_shared.errors import ModelFilesError, PackhorseError
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.model_folder import ModelFolder, TokenLimit
-from packhorse_worker.engine.modules import Head, SequenceHead, TokenHead, YesNoHead
-from packhorse_worker.engine.weights import find_weights
+from packhorse_worker.engine.files.model_folder import ModelFolder, TokenLimit
+from packhorse_worker.engine.files.modules import Head, SequenceHead, TokenHead, YesNoHead
+from packhorse_worker.engine.files.weights import find_weights
 
 _TEXT_ENCODERS = frozenset({"mt5", "t5", "umt5"})
 """Encoder-decoder families whose encoder alone transformers can load."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.json_file import read_object
+from packhorse_worker.engine.files.json_file import read_object
 
 _BLOCK_BYTES = 64 * 1024
 _LONGEST_HEADER_BYTES = 100_000_000

@@ -14,12 +14,12 @@ from typing import Any
 from packhorse_shared.errors import ModelFilesError, SettingsError
 from packhorse_shared.messages import Task
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.activation import is_declared, read_activation
-from packhorse_worker.engine.chain import Chain
-from packhorse_worker.engine.companion import Companion, Saved
-from packhorse_worker.engine.json_file import typed
-from packhorse_worker.engine.labels import numbered, read_labels
-from packhorse_worker.engine.modules import (
+from packhorse_worker.engine.files.activation import is_declared, read_activation
+from packhorse_worker.engine.files.chain import Chain
+from packhorse_worker.engine.files.companion import Companion, Saved
+from packhorse_worker.engine.files.json_file import typed
+from packhorse_worker.engine.files.labels import numbered, read_labels
+from packhorse_worker.engine.files.modules import (
     Dense,
     Head,
     LogitScore,
@@ -30,7 +30,7 @@ from packhorse_worker.engine.modules import (
     TokenHead,
     YesNoHead,
 )
-from packhorse_worker.engine.vocabulary import token_ids
+from packhorse_worker.engine.files.vocabulary import token_ids
 
 log = logging.getLogger(__name__)
 

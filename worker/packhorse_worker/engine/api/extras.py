@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from packhorse_worker.engine.api.inputs import Tokens
 from packhorse_worker.engine.batch import Input
-from packhorse_worker.engine.inputs import Tokens
 
 _RESERVED = frozenset(
     {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packhorse_shared.messages import ModelFacts
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
-from packhorse_worker.engine.inputs import Asked, Text, Tokens, label_of
+from packhorse_worker.engine.api.inputs import Asked, Text, Tokens, label_of
 from packhorse_worker.engine.pairs import PairTokenizer
 
 _CHARS_PER_THREAD = 8192

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.json_file import present, read_json
-from packhorse_worker.engine.modules import LogitScore, Part, read_part
+from packhorse_worker.engine.files.json_file import present, read_json
+from packhorse_worker.engine.files.modules import LogitScore, Part, read_part
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.json_file import read_object, typed
+from packhorse_worker.engine.files.json_file import read_object, typed
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 

@@ -14,9 +14,9 @@ from packhorse_shared.cores import usable_cores
 from packhorse_shared.errors import SettingsError
 from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.arguments import find_device, read_settings
+from packhorse_worker.engine.api.arguments import find_device, read_settings
+from packhorse_worker.engine.files.model_folder import ModelFolder, read_model_folder
 from packhorse_worker.engine.load import Device, load_runner
-from packhorse_worker.engine.model_folder import ModelFolder, read_model_folder
 from packhorse_worker.engine.runner import Runner
 
 

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from packhorse_shared.messages import EncodeOptions, ModelFacts, WorkerLimits
 from packhorse_shared.settings import BatchingSettings, ModelSettings
 from packhorse_worker.backend import EncodedBatch
+from packhorse_worker.engine.api.extras import Takes, ready_inputs
+from packhorse_worker.engine.api.inputs import InputTypeError, OneInput, Tokens, is_single, label_of, read_inputs
+from packhorse_worker.engine.api.opening import Opened, open_model
+from packhorse_worker.engine.api.output import EncodeError, EncoderOutput, failures_of, joined, outputs_of
+from packhorse_worker.engine.api.progress import progress_bar
+from packhorse_worker.engine.api.texts import TextReader
 from packhorse_worker.engine.batch import Input
-from packhorse_worker.engine.extras import Takes, ready_inputs
-from packhorse_worker.engine.inputs import InputTypeError, OneInput, Tokens, is_single, label_of, read_inputs
+from packhorse_worker.engine.files.model_folder import ModelFolder
 from packhorse_worker.engine.load import Device, load_runner
-from packhorse_worker.engine.model_folder import ModelFolder
-from packhorse_worker.engine.opening import Opened, open_model
-from packhorse_worker.engine.output import EncodeError, EncoderOutput, failures_of, joined, outputs_of
 from packhorse_worker.engine.pairs import open_pairs
-from packhorse_worker.engine.progress import progress_bar
 from packhorse_worker.engine.runner import Outcome, Runner
-from packhorse_worker.engine.texts import TextReader
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.companion import Saved
-from packhorse_worker.engine.json_file import typed
-from packhorse_worker.engine.modules import ACTIVATIONS
+from packhorse_worker.engine.files.companion import Saved
+from packhorse_worker.engine.files.json_file import typed
+from packhorse_worker.engine.files.modules import ACTIVATIONS
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.messages import MAX_LABELS
-from packhorse_worker.engine.json_file import typed
+from packhorse_worker.engine.files.json_file import typed
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
-from packhorse_worker.engine.encoder import Encoder
+from packhorse_worker.engine.api.encoder import Encoder
 
 _NO_GENERATION = "the model was loaded with encode_only=True, which has no text generation; use encode"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.json_file import present, read_object, typed
+from packhorse_worker.engine.files.json_file import present, read_object, typed
 
 _NAMES = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")

@@ -13,11 +13,11 @@ from typing import Any
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.messages import Task
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.chain import read_chain
-from packhorse_worker.engine.companion import Companion, PairTemplate, read_companion, read_saved
-from packhorse_worker.engine.json_file import present, read_object, typed
-from packhorse_worker.engine.modules import Head, Part
-from packhorse_worker.engine.tasks import ModelFiles, read_purpose
+from packhorse_worker.engine.files.chain import read_chain
+from packhorse_worker.engine.files.companion import Companion, PairTemplate, read_companion, read_saved
+from packhorse_worker.engine.files.json_file import present, read_object, typed
+from packhorse_worker.engine.files.modules import Head, Part
+from packhorse_worker.engine.files.tasks import ModelFiles, read_purpose
 
 _NOT_A_LIMIT = 1_000_000
 """Tokenizers without a limit say 1e30 or so."""
