@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from packhorse_worker.engine.attention import attend_within, packed_attention
+from packhorse_worker.engine.batched_attention import plan
 from packhorse_worker.engine.packing import Layout, Run, layout_of
 
 
@@ -54,6 +57,30 @@ def test_every_input_sees_itself_only(lengths: list[int], window: int | None, *,
     result = packed(q, k, v, layout_of(lengths), is_causal=causal, sliding_window=window)
     assert result.shape == expected.shape
     assert float((result - expected).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "lengths",
+    [[16] * 3, [32, 32, 31, 20, 17, 16], [600, 513, 512, 500, 129, 128, 128, 127, 5], [5, 40, 5, 600, 40], [130] * 40],
+)
+def test_chunks_of_like_lengths_give_the_same(lengths: list[int], dtype: torch.dtype) -> None:
+    """With filled and with exact widths, beyond the widest, and of more inputs than one product takes."""
+    q, k, v = (each.to(dtype) for each in tensors(sum(lengths)))
+    expected = by_mask(q.float(), k.float(), v.float(), lengths, causal=False, window=None)
+    result = packed(q, k, v, layout_of(lengths))
+    assert result.dtype == dtype
+    assert float((result.float() - expected).abs().max()) <= (1e-5 if dtype == torch.float32 else 0.03)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=40), st.booleans())
+def test_a_plan_covers_every_token_once(lengths: list[int], in_order: bool) -> None:
+    layout = layout_of(sorted(lengths) if in_order else lengths)
+    place = 0
+    for part in plan(layout, heads=4, dtype=torch.float32):
+        assert part.start == place
+        place = part.end
+    assert place == layout.tokens
 
 
 def test_query_heads_share_key_heads() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from packhorse_worker.engine.batched_attention import Chunk, attend, plan
 from packhorse_worker.engine.packing import Layout, Run
 
 IMPLEMENTATION = "packhorse_packed"
@@ -25,17 +26,33 @@ IMPLEMENTATION = "packhorse_packed"
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux")
 """Arguments that would change the result and are not followed here: a relative bias, a soft cap, attention sinks."""
 
-_layout: ContextVar[Layout] = ContextVar("layout")
+
+class _Scope:
+    """The layout of one forward, and what its layers have in common."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._plans: dict[tuple[int, torch.dtype], list[Chunk | Run]] = {}
+
+    def plan(self, heads: int, dtype: torch.dtype) -> list[Chunk | Run]:
+        """How a CPU attends to the layout; made by the first layer that asks."""
+        key = (heads, dtype)
+        if key not in self._plans:
+            self._plans[key] = plan(self.layout, heads, dtype)
+        return self._plans[key]
+
+
+_scope: ContextVar[_Scope] = ContextVar("scope")
 
 
 @contextmanager
 def attend_within(layout: Layout) -> Iterator[None]:
     """Within this context, and in this thread, packed attention keeps to the inputs of ``layout``."""
-    token = _layout.set(layout)
+    token = _scope.set(_Scope(layout))
     try:
         yield
     finally:
-        _layout.reset(token)
+        _scope.reset(token)
 
 
 def packed_attention(
@@ -61,19 +78,21 @@ def packed_attention(
             raise NotImplementedError(f"packed attention has no {name}")
     if attention_mask is not None or query.shape[0] != 1:
         raise NotImplementedError("packed attention takes neither a mask nor a batch dimension")
-    layout = _layout.get()
+    scope = _scope.get()
     if key.shape[1] != query.shape[1]:
         key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-    output[:, layout.tokens :] = 0
-    for run in layout.runs:
-        q, k, v = _view(query, run), _view(key, run), _view(value, run)
-        into = output[0, run.start : run.end].view(run.inputs, run.length, *output.shape[2:]).transpose(1, 2)
-        if sliding_window is None or run.length <= sliding_window:
-            into.copy_(functional.scaled_dot_product_attention(q, k, v, scale=scaling, is_causal=causal))
+    output[:, scope.layout.tokens :] = 0
+    is_plain = not causal and (sliding_window is None or scope.layout.longest <= sliding_window)
+    is_batched = is_plain and query.device.type == "cpu"
+    tensors = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    scale = scaling if scaling is not None else query.shape[3] ** -0.5
+    for part in scope.plan(query.shape[1], query.dtype) if is_batched else scope.layout.runs:
+        if isinstance(part, Chunk):
+            attend(part, tensors, output[0], scale)
         else:
-            _attend_in_window(into, q, k, v, scaling=scaling, window=sliding_window, causal=causal)
+            _attend_run(part, tensors, output[0], scale, window=sliding_window, causal=causal)
     return output, None
 
 
@@ -96,10 +115,23 @@ def use_attention(model: Any, implementation: str) -> None:
     model.set_attn_implementation(implementation)
 
 
-def _view(tensor: torch.Tensor, run: Run) -> torch.Tensor:
-    """(inputs, heads, length, head size) of a run, without copying."""
-    _, heads, _, head_size = tensor.shape
-    return tensor[0, :, run.start : run.end].view(heads, run.inputs, run.length, head_size).transpose(0, 1)
+def _attend_run(
+    run: Run,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    into: torch.Tensor,
+    scale: float,
+    *,
+    window: int | None,
+    causal: bool,
+) -> None:
+    """Attention of a run's inputs. All tensors are of shape (rows, heads, head size); those of a run are views of them."""
+    q, k, v, into = (
+        each[run.start : run.end].view(run.inputs, run.length, *each.shape[1:]).transpose(1, 2) for each in (*tensors, into)
+    )
+    if window is None or run.length <= window:
+        into.copy_(functional.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=causal))
+    else:
+        _attend_in_window(into, q, k, v, scale=scale, window=window, causal=causal)
 
 
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -113,7 +145,7 @@ def _attend_in_window(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    scaling: float | None,
+    scale: float,
     window: int,
     causal: bool,
 ) -> None:
@@ -127,7 +159,7 @@ def _attend_in_window(
         distance = torch.arange(first, last, device=query.device)[:, None] - torch.arange(left, right, device=query.device)
         mask = (distance < window) & (distance >= 0 if causal else distance > -window)
         into[:, :, first:last] = functional.scaled_dot_product_attention(
-            query[:, :, first:last], key[:, :, left:right], value[:, :, left:right], attn_mask=mask, scale=scaling
+            query[:, :, first:last], key[:, :, left:right], value[:, :, left:right], attn_mask=mask, scale=scale
         )
 
 
