@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +13,25 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from packhorse_worker.engine.attention import attend_within, packed_attention
-from packhorse_worker.engine.batched_attention import plan
+from packhorse_worker.engine.batched_attention import Shape, plan
 from packhorse_worker.engine.packing import Layout, Run, layout_of
 
 
+def side_by_side(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As one projection makes them: columns of one buffer."""
+    torch.manual_seed(7)
+    q, k, v = (part.view(1, tokens, 4, 8).transpose(1, 2) for part in torch.randn(1, tokens, 96).split(32, dim=-1))
+    return q, k, v
+
+
+def rotated(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As rotary models make them: query and key by heads, the value by tokens."""
+    q, k, v = tensors(tokens)
+    return q.contiguous(), k.contiguous(), v
+
+
 def tensors(tokens: int, heads: int = 4, key_heads: int | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value as models make them: views of (tokens, heads x size) buffers."""
+    """Query, key and value as most models make them: views of (tokens, heads x size) buffers."""
     torch.manual_seed(7)
     shapes = (heads, key_heads or heads, key_heads or heads)
     q, k, v = (torch.randn(1, tokens, count * 8).view(1, tokens, count, 8).transpose(1, 2) for count in shapes)
@@ -73,11 +86,19 @@ def test_chunks_of_like_lengths_give_the_same(lengths: list[int], dtype: torch.d
     assert float((result.float() - expected).abs().max()) <= (1e-5 if dtype == torch.float32 else 0.03)
 
 
+@pytest.mark.parametrize("make", [tensors, side_by_side, rotated])
+@pytest.mark.parametrize("lengths", [[20], [33, 32, 31, 20, 20, 17, 1], [64, 64, 33, 33, 33]])
+def test_however_query_key_and_value_lie_in_memory(lengths: list[int], make: Callable[[int], Any]) -> None:
+    q, k, v = make(sum(lengths))
+    expected = by_mask(q, k, v, lengths, causal=False, window=None)
+    assert float((packed(q, k, v, layout_of(lengths)) - expected).abs().max()) <= 1e-5
+
+
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=40), st.booleans())
 def test_a_plan_covers_every_token_once(lengths: list[int], in_order: bool) -> None:
     layout = layout_of(sorted(lengths) if in_order else lengths)
     place = 0
-    for part in plan(layout, heads=4, dtype=torch.float32):
+    for part in plan(layout, Shape(4, 4, torch.float32)):
         assert part.start == place
         place = part.end
     assert place == layout.tokens

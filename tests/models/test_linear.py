@@ -12,12 +12,14 @@ from torch import nn
 from transformers import AutoModel, BertConfig, BertForMaskedLM, DebertaConfig, DebertaModel, Qwen3Config, Qwen3ForCausalLM
 
 from packhorse_worker.engine import linear
+from packhorse_worker.engine.joined import JoinedPart
 from packhorse_worker.engine.linear import OneDnnLinear, prepack_linears
 from tiny_families import FAMILIES, build_family
 from tiny_models import SIZES
 
 _FUSED = {"bert", "roberta", "mpnet", "distilbert", "electra", "albert", "deberta-v2", "jina-v3", "t5", "convbert", "fnet"}
 _WITHOUT_LINEARS = {"gpt2"}
+_JOINED = set(FAMILIES) - {"deberta-v2", "modernbert", "xlnet", "gpt2", "fnet"}
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +41,10 @@ def test_a_prepacked_family_gives_the_same_vectors(name: str, tmp_path: Path) ->
     assert bool(fused) == (name in _FUSED)
     for ids, before in zip(inputs, expected, strict=True):
         torch.testing.assert_close(_hidden(model, ids), before, atol=1e-5, rtol=0)
+    joined = {id(module.joined): module.joined for module in model.modules() if isinstance(module, JoinedPart)}
+    assert bool(joined) == (name in _JOINED)
+    calls = 3 * (2 if name == "albert" else 1)  # ALBERT runs one layer twice
+    assert {each.calls for each in joined.values()} <= {calls}, "once for each input, not once for each projection"
 
 
 def test_minilm_in_bfloat16_stays_as_near_to_float32_as_it_was(minilm_folder: Path) -> None:

@@ -7,7 +7,7 @@ models drop on the way. Nothing of an input can reach another: each is attended 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from packhorse_worker.engine.batched_attention import Chunk, attend, plan
+from packhorse_worker.engine.batched_attention import NARROWEST_ALONE, Chunk, Shape, attend, plan, step_of
 from packhorse_worker.engine.packing import Layout, Run
 
 IMPLEMENTATION = "packhorse_packed"
@@ -32,14 +32,14 @@ class _Scope:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._plans: dict[tuple[int, torch.dtype], list[Chunk | Run]] = {}
+        self.is_single = len(layout.lengths) == 1 and layout.longest <= NARROWEST_ALONE
+        self._plans: dict[Shape, list[Chunk | Run]] = {}
 
-    def plan(self, heads: int, dtype: torch.dtype) -> list[Chunk | Run]:
+    def plan(self, shape: Shape) -> list[Chunk | Run]:
         """How a CPU attends to the layout; made by the first layer that asks."""
-        key = (heads, dtype)
-        if key not in self._plans:
-            self._plans[key] = plan(self.layout, heads, dtype)
-        return self._plans[key]
+        if shape not in self._plans:
+            self._plans[shape] = plan(self.layout, shape)
+        return self._plans[shape]
 
 
 _scope: ContextVar[_Scope] = ContextVar("scope")
@@ -82,13 +82,22 @@ def packed_attention(
     if key.shape[1] != query.shape[1]:
         key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
+    scale = scaling if scaling is not None else query.shape[3] ** -0.5
+    in_window = sliding_window is None or scope.layout.longest <= sliding_window
+    if in_window and scope.is_single and scope.layout.tokens == query.shape[2]:
+        alone = functional.scaled_dot_product_attention(query, key, value, scale=scale, is_causal=causal)
+        return alone.transpose(1, 2), None
     output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
     output[:, scope.layout.tokens :] = 0
-    is_plain = not causal and (sliding_window is None or scope.layout.longest <= sliding_window)
-    is_batched = is_plain and query.device.type == "cpu"
     tensors = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
-    scale = scaling if scaling is not None else query.shape[3] ** -0.5
-    for part in scope.plan(query.shape[1], query.dtype) if is_batched else scope.layout.runs:
+    if causal or not in_window or query.device.type != "cpu":
+        parts: Sequence[Chunk | Run] = scope.layout.runs
+    else:
+        step = step_of(tensors)
+        if step is None:
+            tensors = (tensors[0].contiguous(), tensors[1].contiguous(), tensors[2].contiguous())
+        parts = scope.plan(Shape(query.shape[1], step or query.shape[1], query.dtype))
+    for part in parts:
         if isinstance(part, Chunk):
             attend(part, tensors, output[0], scale)
         else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from packhorse_worker.engine.packing import Layout, Run
 
@@ -20,7 +21,7 @@ _WIDEST = {torch.float32: 128, torch.bfloat16: 512}
 """Beyond, the flash kernel is faster."""
 _MOST_SCORES = {torch.float32: 1 << 18, torch.bfloat16: 1 << 20}
 """Scores of one product: more fall out of the cache."""
-_NARROWEST_ALONE = 32
+NARROWEST_ALONE = 32
 """Up to here one input by itself is better off with a single call."""
 
 
@@ -43,15 +44,34 @@ class _Filled:
     """How shorter inputs are brought to the chunk's width: their last token stands in for what is missing, and is masked."""
 
     rows: torch.Tensor
-    """Of (tokens x heads) in the order (inputs, heads, width), relative to the chunk's start."""
+    """Rows of (head size,) in the order (inputs, heads, width), counted from the chunk's first one in memory."""
     mask: torch.Tensor
     """What is added to the scores, float32, (inputs, 1, 1, width)."""
     back: torch.Tensor
     """Of (inputs x heads x width) in the order (tokens, heads): the way back."""
 
 
-def plan(layout: Layout, heads: int, dtype: torch.dtype) -> list[Chunk | Run]:
+@dataclass(frozen=True)
+class Shape:
+    """What the layers of a forward have in common: their tensors are of shape (rows, heads, head size)."""
+
+    heads: int
+    step: int
+    """Heads from one row to the next in memory: more than ``heads`` where query, key and value lie side by side."""
+    dtype: torch.dtype
+
+
+def step_of(tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> int | None:
+    """``Shape.step`` of query, key and value; None where they lie otherwise, and would have to be copied."""
+    size = tensors[0].shape[2]
+    strides = {each.stride() for each in tensors}
+    row, head, value = next(iter(strides))
+    return row // size if len(strides) == 1 and (head, value) == (size, 1) and row % size == 0 else None
+
+
+def plan(layout: Layout, shape: Shape) -> list[Chunk | Run]:
     """What to do with each part of a layout, in order: a ``Chunk`` for ``attend``, a ``Run`` for a flash kernel."""
+    dtype = shape.dtype
     widest = _WIDEST.get(dtype, 0)
     if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         widest = 0
@@ -59,20 +79,20 @@ def plan(layout: Layout, heads: int, dtype: torch.dtype) -> list[Chunk | Run]:
     waiting: list[Run] = []
     for run in layout.runs:
         if waiting and _width(waiting[0]) != _width(run):
-            parts += _chunks(waiting, heads, _MOST_SCORES[dtype])
+            parts += _chunks(waiting, shape)
             waiting = []
-        if run.length > widest or (run.inputs == 1 and run.length <= _NARROWEST_ALONE and len(layout.lengths) == 1):
+        if run.length > widest:
             parts.append(run)
         else:
             waiting.append(run)
     if waiting:
-        parts += _chunks(waiting, heads, _MOST_SCORES[dtype])
+        parts += _chunks(waiting, shape)
     return parts
 
 
 def attend(chunk: Chunk, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], into: torch.Tensor, scale: float) -> None:
     """Attention of a chunk's inputs, each to all of itself. ``tensors``: query, key and value, as ``into`` of shape (rows,
-    heads, head size)."""
+    heads, head size), and lying in memory as the plan's ``Shape`` says."""
     q, k, v = (_inputs_of(each, chunk) for each in tensors)
     scores = torch.baddbmm(q.new_empty(1, 1, 1).expand(len(q), chunk.width, chunk.width), q, k.mT, beta=0, alpha=scale)
     if chunk.filled is not None or chunk.width % 32:
@@ -93,33 +113,33 @@ def _width(run: Run) -> int:
     return -(-run.length // _WIDTH_STEP) * _WIDTH_STEP
 
 
-def _chunks(runs: list[Run], heads: int, most_scores: int) -> list[Chunk]:
+def _chunks(runs: list[Run], shape: Shape) -> list[Chunk]:
     """Chunks of neighbours of one width, powers of two in number: oneDNN prepares its kernels anew for every other one."""
     width = _width(runs[0])
     lengths = np.repeat([run.length for run in runs], [run.inputs for run in runs])
-    most = max(1, most_scores // (heads * width * width))
+    most = max(1, _MOST_SCORES[shape.dtype] // (shape.heads * width * width))
     chunks, done, start = [], 0, runs[0].start
     while done < len(lengths):
         inputs = min(len(lengths) - done, most)
         inputs = 1 << (inputs.bit_length() - 1)
         some = lengths[done : done + inputs]
-        filled = None if (some == width).all() else _fill(some, width, heads)
+        filled = None if (some == width).all() else _fill(some, width, shape)
         chunks.append(Chunk(start, start + int(some.sum()), inputs, width, filled))
         start, done = chunks[-1].end, done + inputs
     return chunks
 
 
-def _fill(lengths: np.ndarray, width: int, heads: int) -> _Filled:
+def _fill(lengths: NDArray[np.int64], width: int, shape: Shape) -> _Filled:
     starts = lengths.cumsum() - lengths
-    column, head = np.arange(width), np.arange(heads)
+    column, head = np.arange(width), np.arange(shape.heads)
     tokens = starts[:, None] + np.minimum(column, lengths[:, None] - 1)
     is_real = column < lengths[:, None]
     number, place = np.nonzero(is_real)
     mask = np.where(is_real, 0.0, -np.inf).astype(np.float32)
     return _Filled(
-        rows=torch.from_numpy((tokens[:, None, :] * heads + head[:, None]).ravel()),
+        rows=torch.from_numpy((tokens[:, None, :] * shape.step + head[:, None]).ravel()),
         mask=torch.from_numpy(mask)[:, None, None],
-        back=torch.from_numpy(((number[:, None] * heads + head) * width + place[:, None]).ravel()),
+        back=torch.from_numpy(((number[:, None] * shape.heads + head) * width + place[:, None]).ravel()),
     )
 
 
@@ -130,4 +150,6 @@ def _inputs_of(tensor: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     if chunk.filled is None:
         inputs = tensor.view(chunk.inputs, chunk.width, heads, size).transpose(1, 2)
         return inputs.reshape(chunk.inputs * heads, chunk.width, size)
-    return tensor.reshape(-1, size).index_select(0, chunk.filled.rows).view(-1, chunk.width, size)
+    step = tensor.stride(0) // size
+    rows = tensor.as_strided(((len(tensor) - 1) * step + heads, size), (size, 1))
+    return rows.index_select(0, chunk.filled.rows).view(-1, chunk.width, size)

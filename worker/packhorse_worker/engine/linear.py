@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from packhorse_worker.engine.joined import PROJECTIONS, joined_linear, parts_of
+
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _TRIAL_OPERATIONS = 2e8
 """Floating-point operations of one timed call: well under a millisecond on two cores."""
@@ -95,9 +97,9 @@ def prepack_linears(model: nn.Module, dtype: torch.dtype, tokens: int) -> int:
     """Replace the ``nn.Linear`` modules inside ``model`` by packed ones where that is faster here; returns how many it was.
 
     ``model`` is on the CPU, in evaluation mode, with frozen weights of ``dtype``; ``tokens`` is the usual size of a forward.
-    A well-known activation behind a layer moves into it. Afterwards the model takes inputs of any shape as before, the old
-    weights are gone, and its ``state_dict`` lacks them. Layers that share their weight, have hooks, or give the logits of a
-    language model stay as they are.
+    A well-known activation behind a layer moves into it, and projections of one input to query, key and value become one.
+    Afterwards the model takes inputs of any shape as before, the old weights are gone, and its ``state_dict`` lacks them.
+    Layers that share their weight, have hooks, or give the logits of a language model stay as they are.
     """
     if dtype not in _PACKED_DTYPES:
         return 0
@@ -106,6 +108,8 @@ def prepack_linears(model: nn.Module, dtype: torch.dtype, tokens: int) -> int:
         for parent in list(model.modules()):
             for names in _PAIRS:
                 packer.fuse(parent, *names)
+            for projections in PROJECTIONS:
+                packer.join(parent, projections)
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
                 if type(child) is nn.Linear:
@@ -132,6 +136,19 @@ class _Packer:
         if packed is not None:
             setattr(parent, name, packed)
             self.replaced += 1
+
+    def join(self, parent: nn.Module, names: tuple[str, ...]) -> None:
+        """Replace projections of the same input by parts of one layer."""
+        linears = [getattr(parent, name, None) for name in names]
+        layers = [each for each in linears if isinstance(each, nn.Linear) and self._may_replace(each, "")]
+        alike = {(each.in_features, each.bias is None, each.weight.dtype) for each in layers}
+        if len(layers) < len(names) or len(alike) > 1:
+            return
+        packed = self._packed(joined_linear(layers), _PLAIN)
+        if packed is not None:
+            for name, part in zip(names, parts_of(packed, layers), strict=True):
+                setattr(parent, name, part)
+            self.replaced += len(names)
 
     def fuse(self, parent: nn.Module, name: str, activation_name: str, method: str) -> None:
         """Replace a layer together with the activation behind it; leaves both when the parent then gives other numbers."""
