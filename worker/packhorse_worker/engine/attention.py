@@ -33,6 +33,8 @@ class _Scope:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.is_single = len(layout.lengths) == 1 and layout.longest <= NARROWEST_ALONE
+        self.windows: set[int] = set()
+        """Every ``sliding_window`` that a layer asked for."""
         self._plans: dict[Shape, list[Chunk | Run]] = {}
 
     def plan(self, shape: Shape) -> list[Chunk | Run]:
@@ -46,11 +48,15 @@ _scope: ContextVar[_Scope] = ContextVar("scope")
 
 
 @contextmanager
-def attend_within(layout: Layout) -> Iterator[None]:
-    """Within this context, and in this thread, packed attention keeps to the inputs of ``layout``."""
-    token = _scope.set(_Scope(layout))
+def attend_within(layout: Layout) -> Iterator[set[int]]:
+    """Within this context, and in this thread, packed attention keeps to the inputs of ``layout``.
+
+    Gives the sliding windows that layers ask for, as they do.
+    """
+    scope = _Scope(layout)
+    token = _scope.set(scope)
     try:
-        yield
+        yield scope.windows
     finally:
         _scope.reset(token)
 
@@ -79,6 +85,8 @@ def packed_attention(
     if attention_mask is not None or query.shape[0] != 1:
         raise NotImplementedError("packed attention takes neither a mask nor a batch dimension")
     scope = _scope.get()
+    if sliding_window is not None:
+        scope.windows.add(sliding_window)
     if key.shape[1] != query.shape[1]:
         key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))

@@ -6,11 +6,12 @@ Both give the same thing: the last hidden state of every token, the inputs one b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from packhorse_worker.engine.attention import attend_within
@@ -70,6 +71,8 @@ class PackedForward:
         self._arguments = Arguments(transformer)
         self._first_position = first_position(transformer)
         self.takes = self._arguments.takes
+        self.windows: set[int] = set()
+        """The sliding windows that the layers asked for in the latest forward."""
 
     def __call__(self, inputs: Sequence[Input], layout: Layout, constants: Mapping[str, Any]) -> torch.Tensor:
         """See ``Forward``."""
@@ -83,17 +86,20 @@ class PackedForward:
             np.concatenate([each.ids for each in inputs], out=ids[0, : layout.tokens], casting="safe")
             arguments["input_ids"] = torch.from_numpy(ids).to(self._device)
         if self._arguments.may_take("position_ids"):
-            arguments["position_ids"] = self._positions(layout, rows)
+            arguments["position_ids"] = self._positions(layout, rows, None if "inputs_embeds" in extras else ids[0])
         if self._arguments.has_token_types and "token_type_ids" not in extras:
             arguments["token_type_ids"] = torch.zeros((1, rows), dtype=torch.int64, device=self._device)
-        with attend_within(layout):
+        with attend_within(layout) as self.windows:
             return _hidden(self._transformer(**arguments))[0]
 
-    def _positions(self, layout: Layout, rows: int) -> torch.Tensor:
+    def _positions(self, layout: Layout, rows: int, ids: NDArray[np.int64] | None) -> torch.Tensor:
         """Positions that begin anew with every input, shape (1, rows)."""
-        position = torch.arange(self._first_position, self._first_position + layout.longest)
+        first = self._first_position
+        position = torch.arange(first, first + layout.longest)
         parts = [position[: run.length].repeat(run.inputs) for run in layout.runs]
-        return _filled(parts, rows, self._first_position)[None].to(self._device)
+        if first and ids is not None and (ids[: layout.tokens] == first - 1).any():
+            parts = [_positions_but(first - 1, ids[start : start + length]) for start, length in _places(layout)]
+        return _filled(parts, rows, first)[None].to(self._device)
 
 
 class PaddedForward:
@@ -131,6 +137,16 @@ class PaddedForward:
         if self._arguments.has_token_types and "token_type_ids" not in extras:
             arguments["token_type_ids"] = torch.zeros(mask.shape, dtype=torch.int64, device=self._device)
         return _hidden(self._transformer(**arguments))[mask.to(self._device)]
+
+
+def _positions_but(pad_id: int, ids: NDArray[np.int64]) -> torch.Tensor:
+    """Positions of an input that holds the padding id, as the RoBERTa family counts: it has its own, and moves no other."""
+    is_real = ids != pad_id
+    return torch.from_numpy(is_real.cumsum() * is_real + pad_id)
+
+
+def _places(layout: Layout) -> Iterator[tuple[int, int]]:
+    return zip(layout.starts(), layout.lengths, strict=True)
 
 
 def _hidden(output: Any) -> torch.Tensor:

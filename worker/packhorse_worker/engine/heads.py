@@ -111,8 +111,10 @@ class OwnHead:
         """Logits of hidden states of shape (rows, tokens, hidden size): (rows, labels), or (rows, tokens, labels)."""
         self._stand_in.hidden = hidden
         places = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
-        logits: torch.Tensor = self._model(input_ids=places, attention_mask=torch.ones_like(places)).logits
-        self._stand_in.hidden = None
+        try:
+            logits: torch.Tensor = self._model(input_ids=places, attention_mask=torch.ones_like(places)).logits
+        finally:
+            self._stand_in.hidden = None
         return logits
 
 
@@ -142,14 +144,14 @@ def first_token(hidden: torch.Tensor, _inputs: Sequence[Input], layout: Layout) 
 
 
 def last_token_but(pad_id: int | None) -> Gather:
-    """A ``Gather``: the last token that is not ``pad_id``, as transformers' decoder classifiers have it."""
+    """A ``Gather``: the last token that is not ``pad_id``, else the first, as transformers' decoder classifiers have it."""
 
     def last_token(hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
         ends = []
         for start, each in zip(layout.starts(), inputs, strict=True):
             last = len(each) - 1
-            if pad_id is not None and each.ids[last] == pad_id and (real := np.flatnonzero(each.ids != pad_id)).size:
-                last = int(real[-1])
+            if pad_id is not None and each.ids[last] == pad_id:
+                last = max(np.flatnonzero(each.ids != pad_id).tolist(), default=0)
             ends.append(start + last)
         return hidden[torch.tensor(ends, device=hidden.device)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -32,20 +33,25 @@ class _Joined:
         self.layer = layer
         self.sizes = sizes
         self.calls = 0
-        self._values: torch.Tensor | None = None
+        self._values: weakref.ref[torch.Tensor] | None = None
         self._outputs: tuple[torch.Tensor, ...] = ()
         self._taken: set[int] = set()
 
     def part(self, values: torch.Tensor, index: int) -> torch.Tensor:
-        if values is not self._values or index in self._taken:
+        if self._values is None or values is not self._values() or index in self._taken:
             self.calls += 1
-            self._values, self._taken = values, set()
+            self._values, self._taken = weakref.ref(values, self._drop), set()
             self._outputs = torch.split(self.layer(values), self.sizes, dim=-1)
         output = self._outputs[index]
         self._taken.add(index)
         if len(self._taken) == len(self.sizes):
             self._values, self._outputs, self._taken = None, (), set()
         return output
+
+    def _drop(self, values: weakref.ref[torch.Tensor]) -> None:
+        """Their input is gone, after an error: nobody will ask for the other outputs."""
+        if values is self._values:
+            self._values, self._outputs, self._taken = None, (), set()
 
 
 class JoinedPart(nn.Module):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from packhorse_worker.engine.joined import PROJECTIONS, joined_linear, parts_of
+from packhorse_worker.engine.trial import Opaque, Swaps
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _TRIAL_OPERATIONS = 2e8
@@ -93,28 +94,43 @@ class OneDnnLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, activation={self._fusion.attr}"
 
 
-def prepack_linears(model: nn.Module, dtype: torch.dtype, tokens: int) -> int:
+def prepack_linears(model: nn.Module, dtype: torch.dtype, tokens: int, works: Callable[[], bool] = lambda: True) -> int:
     """Replace the ``nn.Linear`` modules inside ``model`` by packed ones where that is faster here; returns how many it was.
 
     ``model`` is on the CPU, in evaluation mode, with frozen weights of ``dtype``; ``tokens`` is the usual size of a forward.
     A well-known activation behind a layer moves into it, and projections of one input to query, key and value become one.
     Afterwards the model takes inputs of any shape as before, the old weights are gone, and its ``state_dict`` lacks them.
-    Layers that share their weight, have hooks, or give the logits of a language model stay as they are.
+    Layers that share their weight, have hooks, or give the logits of a language model stay as they are. ``works`` tells whether
+    the model gives what it should. It is asked before anything is packed: where the model computes with weights instead of
+    calling their layers, nothing is; where it changes an input between its projections, they stay apart.
     """
     if dtype not in _PACKED_DTYPES:
         return 0
     with torch.no_grad():
+        joins = _works_so(model, tokens, works, joins=True)
+        if not joins and not _works_so(model, tokens, works, joins=False):
+            return 0
         packer = _Packer(model, tokens)
         for parent in list(model.modules()):
             for names in _PAIRS:
                 packer.fuse(parent, *names)
-            for projections in PROJECTIONS:
+            for projections in PROJECTIONS if joins else ():
                 packer.join(parent, projections)
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
-                    packer.replace(parent, name, child)
+        packer.replace_all(model)
     return packer.replaced
+
+
+def _works_so(model: nn.Module, tokens: int, works: Callable[[], bool], *, joins: bool) -> bool:
+    """Whether the model works with layers like the packed ones."""
+    trial = _Trial(model, tokens)
+    try:
+        for parent in list(model.modules()):
+            for projections in PROJECTIONS if joins else ():
+                trial.join(parent, projections)
+        trial.replace_all(model)
+        return works()
+    finally:
+        trial.swaps.undo()
 
 
 class _Packer:
@@ -129,12 +145,18 @@ class _Packer:
         self._tokens = tokens
         self.replaced = 0
 
+    def replace_all(self, model: nn.Module) -> None:
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    self.replace(parent, name, child)
+
     def replace(self, parent: nn.Module, name: str, linear: nn.Linear) -> None:
         if not self._may_replace(linear, name):
             return
         packed = self._packed(linear, _PLAIN)
         if packed is not None:
-            setattr(parent, name, packed)
+            self._put(parent, name, packed)
             self.replaced += 1
 
     def join(self, parent: nn.Module, names: tuple[str, ...]) -> None:
@@ -144,10 +166,10 @@ class _Packer:
         alike = {(each.in_features, each.bias is None, each.weight.dtype) for each in layers}
         if len(layers) < len(names) or len(alike) > 1:
             return
-        packed = self._packed(joined_linear(layers), _PLAIN)
+        packed = self._packed_together(layers)
         if packed is not None:
             for name, part in zip(names, parts_of(packed, layers), strict=True):
-                setattr(parent, name, part)
+                self._put(parent, name, part)
             self.replaced += len(names)
 
     def fuse(self, parent: nn.Module, name: str, activation_name: str, method: str) -> None:
@@ -189,7 +211,13 @@ class _Packer:
             and not (linear._forward_hooks or linear._forward_pre_hooks)
         )
 
-    def _packed(self, linear: nn.Linear, fusion: _Fusion) -> OneDnnLinear | None:
+    def _put(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        setattr(parent, name, module)
+
+    def _packed_together(self, linears: Sequence[nn.Linear]) -> nn.Module | None:
+        return self._packed(joined_linear(linears), _PLAIN)
+
+    def _packed(self, linear: nn.Linear, fusion: _Fusion) -> nn.Module | None:
         """The packed layer, if this machine has it, it is right, and it is faster."""
         try:
             packed = OneDnnLinear(linear, self._tokens, fusion)
@@ -216,6 +244,23 @@ class _Packer:
                 packed_s.append(_seconds(lambda: packed(values)))
             _faster[key] = min(packed_s) < _BENEFIT_OF_DOUBT * min(plain_s)
         return _faster[key]
+
+
+class _Trial(_Packer):
+    """Puts stand-ins where a ``_Packer`` would put packed layers."""
+
+    def __init__(self, model: nn.Module, tokens: int) -> None:
+        super().__init__(model, tokens)
+        self.swaps = Swaps()
+
+    def _put(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        self.swaps.put(parent, name, module)
+
+    def _packed_together(self, linears: Sequence[nn.Linear]) -> nn.Module:
+        return Opaque(linears)
+
+    def _packed(self, linear: nn.Linear, fusion: _Fusion) -> nn.Module:
+        return Opaque([linear])
 
 
 def _fusion_of(activation: nn.Module) -> _Fusion | None:

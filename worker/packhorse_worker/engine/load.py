@@ -94,11 +94,12 @@ def _assemble(
     probe = Probe(transformer, facts.vocabulary_rows, facts.max_seq_len, _pad_id(transformer, facts), device)
     manner = probe.find_manner(may_pack=device.type == "cpu")
     readout = _readout(folder, transformer, parts.to(device), probe)
-    if device.type == "cpu":
-        replaced = prepack_linears(transformer, getattr(torch, facts.dtype), _CPU_TYPICAL_TOKENS)
-        log.debug("linear layers run on oneDNN", extra={"layers": replaced})
     activation = getattr(nn, folder.activation)()
     pipeline = Pipeline(manner.forward, readout, facts.dimension, activation, device)
+    if device.type == "cpu":
+        works = probe.check_of(pipeline.forward)
+        replaced = prepack_linears(transformer, getattr(torch, facts.dtype), _CPU_TYPICAL_TOKENS, works)
+        log.debug("linear layers run on oneDNN", extra={"layers": replaced})
     return pipeline, grouping_of(device.type, is_packed=manner.forward.is_packed, pads=manner.pads)
 
 
@@ -111,7 +112,7 @@ def _readout(folder: ModelFolder, transformer: Any, parts: nn.Sequential, probe:
         case SequenceHead():
             return SequenceLogits(transformer, probe.find_gather(getattr(transformer.config, "pad_token_id", None)))
         case TokenHead():
-            return TokenLogits(transformer)
+            return probe.checked(TokenLogits(transformer))
         case YesNoHead():
             return YesNoLogits(transformer, folder.head)
 

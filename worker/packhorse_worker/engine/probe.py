@@ -6,17 +6,19 @@ No flag of the library tells these things reliably, so they are measured, agains
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.attention import attend_within, use_attention, use_packed_attention
+from packhorse_worker.engine.attention import use_attention, use_packed_attention
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.forward import Forward, PackedForward, PaddedForward
-from packhorse_worker.engine.heads import Gather, SequenceLogits, first_token, last_token_but, mean_of_tokens
+from packhorse_worker.engine.heads import Gather, SequenceLogits, TokenLogits, first_token, last_token_but, mean_of_tokens
 from packhorse_worker.engine.packing import layout_of
 from packhorse_worker.engine.transformer import first_line
 
@@ -46,22 +48,31 @@ class Probe:
         self._device = device
         self._exact = PaddedForward(model.base_model, pad_id, device)
         self._rounded = PaddedForward(model.base_model, pad_id, device, longest=max_seq_len)
-        longest = [_window(model.config) + 1] if _window(model.config) < _WIDEST_WINDOW_TRIED else []
-        self._inputs = [
-            Input(_ids(min(length, max_seq_len), shift, vocabulary_rows)) for shift, length in enumerate((*longest, *_LENGTHS))
-        ]
+        self._windows = {each for each in _windows(model.config) if each < max_seq_len}
+        longest = [each + 1 for each in sorted(self._windows) if each < _WIDEST_WINDOW_TRIED]
+        lengths = [min(length, max_seq_len) for length in (*longest, *_LENGTHS)]
+        ids = [_ids(length, shift, vocabulary_rows) for shift, length in enumerate(lengths)]
+        _set_special(ids[-2], model.config, vocabulary_rows)
+        self._inputs = [Input(each) for each in ids]
         self._layout = layout_of([len(each) for each in self._inputs])
         self._alone: torch.Tensor | None = None
+        self._attention_before: str | None = None
+        """What the model's attention was before it was packed."""
 
     @torch.inference_mode()
     def find_manner(self, *, may_pack: bool) -> Manner:
         """Packed where that leaves the hidden states alone, else padded, else only equal lengths together.
 
-        Raises ModelFilesError when the model cannot even encode an input alone.
+        Raises ModelFilesError when the model cannot even encode an input alone, or each time in another way.
         """
         self._alone = torch.cat([self._run_alone(each) for each in self._inputs])
         if not bool(torch.isfinite(self._alone).all()):
             return Manner(self._rounded, pads=True)  # nothing can be told; every output is checked anyway
+        last = self._inputs[-1]
+        if _relative(self._run_alone(last), self._alone[-len(last) :]) > _TOLERANCES[self._alone.dtype]:
+            raise ModelFilesError(
+                f"the model gives another output for the same {len(last)} tokens each time, which is not served"
+            )
         if may_pack and (packed := self._packed()) is not None:
             return Manner(packed, pads=True)
         why = self._difference(self._rounded)
@@ -80,16 +91,10 @@ class Probe:
         Raises ModelFilesError when none comes close.
         """
         assert self._alone is not None, "find_manner comes first"
-        own = torch.cat([self._own_logits(each) for each in self._inputs]).float()
+        own = self._own_logits()
         errors = {}
         for gather in (first_token, last_token_but(pad_id), mean_of_tokens):
-            try:
-                logits = SequenceLogits(self._model, gather)(self._alone, self._inputs, self._layout)
-            except Exception as problem:
-                raise ModelFilesError(
-                    f"the classifier of a {self._model.config.model_type} cannot be run apart from its transformer: "
-                    f"{type(problem).__name__}: {first_line(problem)}"
-                ) from problem
+            logits = self._apart(SequenceLogits(self._model, gather))
             errors[gather] = float((logits - own).abs().max()) if logits.shape == own.shape else float("inf")
         best = min(errors, key=lambda each: errors[each])
         if bool(torch.isfinite(own).all()) and not errors[best] <= _TOLERANCES[self._alone.dtype] * float(own.abs().max()):
@@ -98,6 +103,56 @@ class Probe:
                 "which is not served"
             )
         return best
+
+    @torch.inference_mode()
+    def checked(self, readout: TokenLogits) -> TokenLogits:
+        """The same. Raises ModelFilesError where a token's logits depend on others' hidden states: inputs would mix."""
+        own, logits = self._own_logits(), self._apart(readout)
+        right = logits.shape == own.shape and float((logits - own).abs().max()) <= _TOLERANCES[self._dtype] * float(
+            own.abs().max()
+        )
+        if bool(torch.isfinite(own).all()) and not right:
+            raise ModelFilesError(
+                f"the token classifier of a {self._model.config.model_type} reads more than the token itself, "
+                "which is not served"
+            )
+        return readout
+
+    def check_of(self, forward: Callable[..., torch.Tensor]) -> Callable[[], bool]:
+        """A function that tells whether a pipeline's ``forward`` still gives what it gives now."""
+
+        def run() -> list[torch.Tensor]:
+            return [forward(self._inputs, per_token=per_token) for per_token in (True, False)]
+
+        def works() -> bool:
+            try:
+                values = run()
+            except Exception as problem:
+                log.debug("a model does not run so", extra={"reason": f"{type(problem).__name__}: {first_line(problem)}"})
+                return False
+            pairs = zip(values, expected, strict=True)
+            return all(
+                each.shape == right.shape and _relative(each, right) <= _TOLERANCES[self._dtype] for each, right in pairs
+            )
+
+        expected = run()
+        return works if all(bool(torch.isfinite(each).all()) for each in expected) else lambda: True
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        assert self._alone is not None, "find_manner comes first"
+        return self._alone.dtype
+
+    def _apart(self, readout: SequenceLogits | TokenLogits) -> torch.Tensor:
+        """What a head makes of the hidden states of all inputs."""
+        assert self._alone is not None, "find_manner comes first"
+        try:
+            return readout(self._alone, self._inputs, self._layout)
+        except Exception as problem:
+            raise ModelFilesError(
+                f"the classifier of a {self._model.config.model_type} cannot be run apart from its transformer: "
+                f"{type(problem).__name__}: {first_line(problem)}"
+            ) from problem
 
     def _run_alone(self, each: Input) -> torch.Tensor:
         try:
@@ -115,7 +170,10 @@ class Probe:
             return None
         packed = PackedForward(self._model.base_model, self._device)
         why = self._difference(packed)
+        if why is None and self._windows and not packed.windows:
+            why = f"inputs longer than {min(self._windows)} tokens are attended to in a way that attention is not told of"
         if why is None:
+            self._attention_before = before
             return packed
         use_attention(self._model, before)
         log.info("this model cannot be packed, so its batches are padded", extra={"reason": why})
@@ -132,22 +190,55 @@ class Probe:
         together = together[: self._layout.tokens]
         if together.shape != self._alone.shape:
             return f"shape {tuple(together.shape)} instead of {tuple(self._alone.shape)}"
-        difference = float((together - self._alone).abs().max()) / float(self._alone.abs().max())
+        difference = _relative(together.float(), self._alone.float())
         if difference <= _TOLERANCES[self._alone.dtype]:
             return None
         return f"hidden states differ by {difference:.2g} of the largest value"
 
-    def _own_logits(self, each: Input) -> torch.Tensor:
-        ids = torch.from_numpy(each.ids.astype(np.int64))[None].to(self._device)
-        with attend_within(layout_of([len(each)])):  # its attention may have been replaced already
-            logits: torch.Tensor = self._model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        return logits
+    def _own_logits(self) -> torch.Tensor:
+        """The model's own logits of each input alone, with its own attention: (inputs, labels), or (tokens, labels)."""
+        if self._attention_before is not None:
+            use_attention(self._model, self._attention_before)
+        ids = [torch.from_numpy(each.ids.astype(np.int64))[None].to(self._device) for each in self._inputs]
+        logits = [self._model(input_ids=each, attention_mask=torch.ones_like(each)).logits for each in ids]
+        if self._attention_before is not None:
+            use_packed_attention(self._model)
+        return torch.cat([each.flatten(0, -2) for each in logits]).float()
 
 
-def _window(config: Any) -> int:
-    """The sliding window in tokens; a large number where there is none."""
-    found = [getattr(config.get_text_config(), name, None) for name in ("sliding_window", "local_attention")]
-    return min((each for each in found if isinstance(each, int) and each > 0), default=1 << 30)
+def _relative(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference as a share of the largest value, or the share that half of the dimensions exceed by their own
+    largest values: models have dimensions of values so large that beside them no other would count."""
+    differences = (values - expected).abs().amax(0)
+    largest = expected.abs().amax(0)
+    of_each = (differences / largest.clamp(min=1e-12)).median()
+    return max(float(differences.max() / largest.max()), float(of_each))
+
+
+def _windows(config: Any) -> set[int]:
+    """Lengths in tokens from which on a model attends to a part of an input only."""
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds and all(each == "full_attention" for each in kinds):
+        return set()
+    found = [getattr(config, name, None) for name in ("sliding_window", "local_attention", "attention_chunk_size")]
+    return {each for each in found if isinstance(each, int) and each > 0}
+
+
+def _set_special(ids: NDArray[np.int32], config: Any, rows: int) -> None:
+    """Put the ids that models treat apart into an input, behind its first tokens and before its last ones.
+
+    Mask tokens fill what is left: ESM scales embeddings by their share, and a few would change less than bfloat16's rounding.
+    """
+    found = [
+        getattr(config.get_text_config(), f"{name}_token_id", None) for name in ("pad", "mask", "unk", "sep", "bos", "eos")
+    ]
+    special = [each for each in found if isinstance(each, int) and 0 <= each < rows]
+    inner = ids[2:-2]
+    inner[: len(special)] = special[: len(inner)]
+    mask = getattr(config.get_text_config(), "mask_token_id", None)
+    if mask in special:
+        inner[len(special) :] = mask
 
 
 def _ids(count: int, shift: int, rows: int) -> Any:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from packhorse_worker.engine.files.model_folder import ModelFolder
 from packhorse_worker.engine.load import Device, load_runner
 from packhorse_worker.engine.pairs import open_pairs
 from packhorse_worker.engine.runner import Outcome, Runner
+from packhorse_worker.engine.surroundings import undisturbed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,6 +101,7 @@ class Encoder:
         types = _positive(folder.config.get("type_vocab_size"))
         has_token_types = runner.pipeline.takes("token_type_ids") and (types or 0) > 1
         self._reader = TextReader(folder.path, runner.facts, lambda: open_pairs(folder, model, has_token_types=has_token_types))
+        self._process = os.getpid()
         self._show_progress = show_progress
         self._labels = folder.labels
         self._activation = runner.pipeline.activation
@@ -165,8 +167,16 @@ class Encoder:
         runner = self._runner
         if runner is None:
             raise RuntimeError(_CLOSED)
-        if not isinstance(add_special_tokens, bool):
-            raise InputTypeError(f"add_special_tokens is a {type(add_special_tokens).__name__}, not True or False")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"the encoder was made in process {self._process} and does not live through a fork; make a new one"
+            )
+        _check_switches(
+            add_special_tokens=add_special_tokens,
+            batch_indexed_model_output=batch_indexed_model_output,
+            copy_logits_to_host=copy_logits_to_host,
+            return_raw_logits=return_raw_logits,
+        )
         if not (batch_indexed_model_output or self._gives_tokens):
             raise ValueError(
                 "batch_indexed_model_output=False asks for a row for each token, but the output of this model "
@@ -178,8 +188,9 @@ class Encoder:
         tokens = self._reader.read(asked, single=single, add_special_tokens=add_special_tokens, threads=threads)
         self._check_lengths(tokens, single=single)
         takes = Takes(runner.pipeline.takes, self._token_types, self._device, self.dtype)
-        ready, constants = ready_inputs(tokens, model_kwargs, takes)
-        outcome = self._run(ready, constants, per_token=not batch_indexed_model_output, to_host=copy_logits_to_host)
+        with undisturbed(self._device.type):
+            ready, constants = ready_inputs(tokens, model_kwargs, takes)
+            outcome = self._run(ready, constants, per_token=not batch_indexed_model_output, to_host=copy_logits_to_host)
         if return_raw_logits and not outcome.failures:
             return joined(outcome)
         outputs = outputs_of(asked, tokens, outcome, flat=batch_indexed_model_output)
@@ -210,6 +221,10 @@ class Encoder:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def __getstate__(self) -> NoReturn:
+        """Not for copying or pickling. Raises TypeError."""
+        raise TypeError("an encoder cannot be copied or pickled; make one in each process that uses it")
 
     def __enter__(self) -> Self:
         return self
@@ -270,6 +285,12 @@ class Encoder:
             if self._runner is None:
                 raise RuntimeError(_CLOSED)
             return self._runner.run(inputs, per_token=per_token, constants=constants, to_host=to_host, progress=progress)
+
+
+def _check_switches(**given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise InputTypeError(f"{name} is a {type(value).__name__}, not True or False")
 
 
 def _positive(value: Any) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from packhorse_worker.engine.api.inputs import Tokens
 from packhorse_worker.engine.batch import Input
@@ -27,6 +28,9 @@ _RESERVED = frozenset(
 )
 """What the engine sets itself, or what would change the shape of what the model gives back."""
 _TYPES = "token_type_ids"
+_EMBEDDINGS = "inputs_embeds"
+_LARGEST_NUMBER_BYTES = 8
+"""torch has no larger ones."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +76,52 @@ def _read(given: Mapping[str, Any], takes: Takes) -> tuple[dict[str, torch.Tenso
             raise ValueError(f"{name} is set by the engine, so encode does not take it")
         if not takes.names(name):
             raise ValueError(f"{name} is not an argument of encode, nor of this model's forward")
+        if value is None:
+            continue
         if not isinstance(value, torch.Tensor | np.ndarray):
+            if name in (_TYPES, _EMBEDDINGS):
+                raise ValueError(
+                    f"{name} is a {type(value).__name__}; give a torch tensor or a numpy array with a row for each token"
+                )
             constants[name] = value
             continue
-        tensor = torch.as_tensor(value).detach()
-        if name == _TYPES and takes.types is not None:
+        tensor = _tensor(name, value)
+        if name == _TYPES:
             _check_types(tensor, takes.types)
+        if name == _EMBEDDINGS and not tensor.is_floating_point():
+            raise ValueError(f"{_EMBEDDINGS} holds integers; embeddings are floats")
         tensors[name] = tensor.to(takes.device, takes.dtype if tensor.is_floating_point() else torch.int64)
     return tensors, constants
 
 
-def _check_types(types: torch.Tensor, rows: int) -> None:
-    """Raise ValueError for a type outside the table: on a GPU it would end this process's use of the device."""
+def _tensor(name: str, value: torch.Tensor | NDArray[Any]) -> torch.Tensor:
+    """A plain tensor of floats, or of integers as int64: torch computes little with the rarer kinds. Arrays are copied, since
+    torch warns of those that may not be changed and refuses those that run backwards."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf" or value.dtype.itemsize > _LARGEST_NUMBER_BYTES:
+            raise ValueError(f"{name} holds {value.dtype}, which no model takes")
+        value = torch.from_numpy(value.astype(np.float32 if value.dtype.kind == "f" else np.int64))
+    if value.layout is not torch.strided:
+        raise ValueError(f"{name} is a {_word(value.layout)} tensor; give a plain one, as to_dense() makes it")
+    if value.device.type == "meta":
+        raise ValueError(f"{name} is on the device meta, which holds no values")
+    if value.is_complex() or value.is_quantized:
+        raise ValueError(f"{name} holds {_word(value.dtype)}, which no model takes")
+    return value.detach() if value.is_floating_point() else value.detach().long()
+
+
+def _word(of_torch: object) -> str:
+    return str(of_torch).removeprefix("torch.")
+
+
+def _check_types(types: torch.Tensor, rows: int | None) -> None:
+    """Raise ValueError for what is no type, or outside the table: on a GPU it would end this process's use of the device."""
+    if types.is_floating_point():
+        raise ValueError(f"{_TYPES} holds {_word(types.dtype)}; types are integers")
+    if types.ndim > 1:
+        raise ValueError(f"{_TYPES} has the shape {tuple(types.shape)}; give one type for each token")
+    if rows is None:
+        return
     for value in (int(types.min()), int(types.max())) if types.numel() else ():
         if not 0 <= value < rows:
             raise ValueError(f"{_TYPES} has the type {value}; this model's types are 0 to {rows - 1}")

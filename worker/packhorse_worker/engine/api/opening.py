@@ -18,6 +18,7 @@ from packhorse_worker.engine.api.arguments import find_device, read_settings
 from packhorse_worker.engine.files.model_folder import ModelFolder, read_model_folder
 from packhorse_worker.engine.load import Device, load_runner
 from packhorse_worker.engine.runner import Runner
+from packhorse_worker.engine.surroundings import undisturbed
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def open_model(given: Mapping[str, Any], device: str | torch.device) -> Opened:
         place = Device(find_device(device), workers=1)
         _bound_threads()
         folder = read_model_folder(find_folder(settings, weights=True), settings)
-        with _library_logging_kept():
+        with _library_logging_kept(), undisturbed(place.torch_device.type):
             return Opened(load_runner(folder, served_names(settings)[0], settings, batching, place), folder, settings)
     except SettingsError as problem:
         raise ValueError(str(problem)) from None
