@@ -14,7 +14,7 @@ from stack import Stack
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Several test processes whose torch each takes all cores wait for each other most of the time. Servers decide by themselves.
+    # Test processes whose torch each takes all cores wait for each other most of the time. Servers decide by themselves.
     os.environ["OMP_NUM_THREADS"] = "1"
 for name in [name for name in os.environ if name.startswith("PACKHORSE_")]:
     del os.environ[name]

@@ -56,6 +56,16 @@ def test_a_worker_that_does_not_fit_is_refused(fields: dict[str, object], reason
     assert story.submit(1) == ["batch 1 -> w0: 1.0"]
 
 
+def test_a_worker_whose_hello_cannot_be_read_is_refused_and_its_work_moved() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    assert story.submit(1) == ["batch 1 -> w0: 1.0"]
+    lines = story.feed(e.WorkerOutdated(b"w0", 1))
+    assert lines[0] == "refused -> w0"
+    assert f"log: worker refused: it speaks protocol 1, this broker {PROTOCOL_VERSION}; run one version of packhorse" in lines
+    assert "batch 2 -> w1: 1.0" in lines
+    assert story.feed(e.WorkerOutdated(b"stranger", 3))[0] == "refused -> stranger"
+
+
 def test_a_refused_announce_leaves_nothing_behind() -> None:
     story = Story()
     assert story.feed(announce("w0", token="no"))[0] == "refused -> w0"

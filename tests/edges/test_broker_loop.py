@@ -36,7 +36,7 @@ from packhorse_broker.events import WorkerLost
 from packhorse_broker.processes import ProcessWatch
 from packhorse_broker.timer import TimerFd
 from packhorse_shared import messages as m
-from packhorse_shared.codec import encode
+from packhorse_shared.codec import Decoder, encode
 from packhorse_shared.errors import EXIT_CANNOT_START
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import new_identity, open_dealer, query_status
@@ -275,6 +275,29 @@ def test_workers_that_do_not_fit_are_refused(start: type[Broker], run_dir: RunDi
         assert "another model" in other.refused
         other.stop()
     intruder.stop()
+
+
+@pytest.mark.parametrize("kind", [b"\x21", b"\x22"])
+def test_a_worker_whose_hello_is_of_another_version_is_told_so(start: type[Broker], run_dir: RunDir, kind: bytes) -> None:
+    """Messages of other versions have other fields: only their first one, the version, can be believed."""
+    broker = start()
+    token = run_dir.token()
+    with FakeFrontend(run_dir) as frontend, FakeWorker(run_dir):
+        context = zmq.Context()
+        socket = open_dealer(context, run_dir.workers_endpoint, new_identity("worker", 7))
+        for other in ([1, token, -1, os.getpid(), 5, "cpu", ["tiny", 32], [32, 8192]], [m.PROTOCOL_VERSION + 1, {"a": 1}]):
+            socket.send_multipart([kind, msgspec.msgpack.encode(other), b""])
+            assert socket.poll(5000), broker.log()
+            refused, _ = Decoder(m.Refused).decode(socket.recv_multipart())
+            assert refused.reason.startswith(f"it speaks protocol {other[0]}, this broker {m.PROTOCOL_VERSION}")
+        for malformed in ([m.PROTOCOL_VERSION, token], ["1", token], [True, token], [1.0], [-1], [1 << 63], [], {"a": 1}, 1):
+            socket.send_multipart([kind, msgspec.msgpack.encode(malformed), b""])
+        frontend.submit(1, [[4, 4]])
+        assert frontend.wait(1) == [vector_of([4, 4])]
+        wait_until(lambda: "malformed message dropped" in broker.log())
+        assert not socket.poll(0)
+        context.destroy(linger=0)
+    assert broker.log().count("worker refused: it speaks protocol") == 2
 
 
 def test_malformed_messages_are_counted_logged_and_dropped(start: type[Broker], run_dir: RunDir) -> None:

@@ -12,7 +12,7 @@ import pytest
 from edges.fake_broker import MODEL
 from packhorse_frontend.dimensions import check_dimensions, shorten
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.render import count_values, render_embeddings
+from packhorse_frontend.render import count_values, pieces_of, render_embeddings
 from packhorse_frontend.schema import EmbeddingsAnswer, EmbeddingsRequest, Usage
 
 USAGE = Usage(prompt_tokens=3, total_tokens=3)
@@ -146,3 +146,19 @@ def test_the_types_describe_the_api() -> None:
     assert {"input", "model", "dimensions", "truncate_prompt_tokens", "priority"} <= properties.keys()
     assert "required" not in schema["$defs"]["EmbeddingsRequest"] or not schema["$defs"]["EmbeddingsRequest"]["required"]
     assert msgspec.json.schema(EmbeddingsAnswer)["$defs"]["Usage"]["required"] == ["prompt_tokens", "total_tokens"]
+
+
+@pytest.mark.parametrize("size", [32_768, 32_769, 100_001])
+def test_a_long_row_is_written_in_pieces(size: int) -> None:
+    """One call of the serializer holds the interpreter: no row, however long, may stop the event loop."""
+    rows = [np.arange(3, dtype=np.float32), np.linspace(-1, 1, size, dtype=np.float32), np.ones(2, np.float32)]
+    for form in ("float", "base64"):
+        pieces = list(pieces_of(rows, 1, form, "m", USAGE))
+        assert max(map(len, pieces)) < 500_000
+        whole = b"".join(pieces)
+        assert whole == render_embeddings(rows, 1, form, "m", USAGE)
+        for index, (item, row) in enumerate(zip(json.loads(whole)["data"], rows, strict=True)):
+            assert item["index"] == index
+            value = item["embedding"]
+            found = np.frombuffer(base64.b64decode(value), "<f4") if form == "base64" else np.array(value, np.float32)
+            assert np.array_equal(found, row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +17,7 @@ import openai
 import pytest
 
 from edges.fake_broker import DIMENSION, MODEL, STATE, encode_ids
-from edges.frontend_thread import Bench, running_frontend
+from edges.frontend_thread import Bench, read_all, running_frontend
 from packhorse_shared.messages import EncodeOptions, ModelFacts
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until
@@ -638,3 +639,85 @@ def test_health_answers_while_a_huge_text_is_refused(bench: Bench) -> None:
             answered += 1
     assert error(asked.result(), 400)["code"] == "input_too_long"
     assert answered > 0
+
+
+# ---- large answers ----
+
+
+def hold_answers(bench: Bench) -> None:
+    bench.broker.do(lambda: setattr(bench.broker, "is_holding", True))
+
+
+def test_an_answer_that_would_never_fit_into_memory_is_refused_before_anything_runs() -> None:
+    """Few tokens can ask for very many values: a token-level model with many labels."""
+    with running_frontend(state=model_for("token_reward", dimension=1 << 22)) as bench:
+        found = error(bench.post({"input": [[2, 10, 3]] * 8}), 400)
+        assert (found["param"], found["code"]) == ("input", "answer_too_large")
+        assert "100663296 values" in found["message"]
+        assert "67108864" in found["message"]
+        assert not bench.broker.received
+        assert bench.frontend.state.body_memory.held_bytes == 0
+
+
+def test_answers_of_all_requests_together_are_bounded() -> None:
+    """They count with the bodies, from before they are asked for until the client has them."""
+    with running_frontend(state=model_for("token_reward", dimension=20_000)) as bench, ThreadPoolExecutor(1) as pool:
+        bench.broker.encode = lambda ids: np.ones(20_000 * len(ids), np.float32)
+        memory = bench.frontend.state.body_memory
+        memory.max_bytes = 350_000
+        hold_answers(bench)
+        waiting = pool.submit(bench.post, {"input": [2, 10, 3]})
+        wait_until(lambda: bench.broker.received)
+        assert memory.held_bytes == 240_000
+        answer = bench.post({"input": [2, 3]})
+        assert error(answer, 503)["code"] == "too_many_large_bodies"
+        assert answer.headers["retry-after"] == "1"
+        bench.broker.release()
+        assert vectors(waiting.result()).shape == (1, 60_000)
+        assert vectors(bench.post({"input": [2, 3]})).shape == (1, 40_000)
+        wait_until(lambda: memory.held_bytes == 0)
+
+
+STALLING = b'{"input": [%s]}' % b",".join([b"[2,10,3]"] * 100)
+
+
+def stalled(bench: Bench) -> socket.socket:
+    """A client that asks for 24 MB of values, some 66 MB of text, and reads nothing but the head of its answer."""
+    connection = bench.connect()
+    connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(STALLING) + STALLING)
+    assert connection.recv(12) == b"HTTP/1.1 200"
+    return connection
+
+
+def test_an_answer_is_written_as_fast_as_its_client_reads() -> None:
+    """What a client leaves unread is not piled up as text, and is forgotten when the client goes."""
+    with running_frontend(state=model_for("token_reward", dimension=20_000)) as bench:
+        bench.broker.encode = lambda ids: np.full(20_000 * len(ids), 0.12345678, np.float32)
+        memory = bench.frontend.state.body_memory
+        with stalled(bench):
+            vectors(bench.post({"input": [2, 10, 3]}))
+            assert memory.held_bytes == 100 * 240_000
+            assert bench.frontend.in_flight == 1
+        wait_until(lambda: memory.held_bytes == 0 and bench.frontend.in_flight == 0)
+
+
+def test_a_client_that_leaves_its_answer_unread_loses_its_connection() -> None:
+    with running_frontend(HttpSettings(keep_alive=0.3), state=model_for("token_reward", dimension=20_000)) as bench:
+        bench.broker.encode = lambda ids: np.full(20_000 * len(ids), 0.12345678, np.float32)
+        with stalled(bench) as connection:
+            wait_until(lambda: bench.frontend.in_flight == 0)
+            assert bench.frontend.state.body_memory.held_bytes == 0
+            rest = read_all(connection)
+            assert not rest.endswith(b"\r\n0\r\n\r\n")
+        assert bench.post({"input": [2, 10, 3]}).status_code == 200
+
+
+def test_a_large_answer_is_whole_for_old_clients_too() -> None:
+    """HTTP/1.0 knows no chunks."""
+    with running_frontend(state=model_for("token_reward", dimension=20_000)) as bench:
+        bench.broker.encode = lambda ids: np.full(20_000 * len(ids), 0.5, np.float32)
+        head = b"POST /v1/embeddings HTTP/1.0\r\ncontent-length: %d\r\n\r\n"
+        head, _, body = bench.exchange(head % len(STALLING) + STALLING).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"chunked" not in head
+        assert json.loads(body) == bench.post(STALLING).json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -425,6 +426,32 @@ def test_facts_that_no_hello_can_carry_stop_the_start(
     assert len(orders) == 1
     assert isinstance(orders[0], Finish)
     assert reason in orders[0].reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "limits", "setting"),
+    [
+        ({"task": "token_reward", "dimension": 40_000}, (32, 8192), "max_num_tokens: .* 8192 tokens .* at most 6710$"),
+        ({"task": "classify", "dimension": 1 << 20}, (512, 8192), "max_batch_size: .* 512 inputs .* at most 256$"),
+    ],
+)
+def test_batches_whose_answer_no_message_can_carry_stop_the_start(
+    monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, facts: dict[str, Any], limits: tuple[int, int], setting: str
+) -> None:
+    """The broker's socket would drop the connection, again and again, and the batch would never be answered."""
+    link = Link(run_dir, WorkerIdentity(3, "cpu", os.getpid(), 99, supervised=True), 0, lambda _status: None, 30.0)
+    orders: list[object] = []
+    monkeypatch.setattr(link, "order", orders.append)
+
+    def load() -> Backend:
+        model = FakeModel()
+        model.facts = msgspec.structs.replace(model.facts, **facts)
+        model.limits = m.WorkerLimits(*limits)
+        return model
+
+    assert _load_and_compute(link, load) == EXIT_CANNOT_START
+    assert isinstance(orders[0], Finish)
+    assert re.match(setting, orders[0].reason)
 
 
 def test_desk_shows_work_as_long_as_there_is_some() -> None:

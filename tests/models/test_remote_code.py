@@ -29,7 +29,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     """Makes a folder with code; where transformers copies that to is removed with the test."""
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(linear._Packer, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(linear, "_is_faster", lambda *_: True)
 
     def make(oddity: str = "none", name: str = "OddModel") -> Path:
         folder = tmp_path / name

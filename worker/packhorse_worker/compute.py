@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from packhorse_shared.errors import EXIT_CANNOT_START, ModelFilesError, PackhorseError
-from packhorse_shared.messages import ErrorCode, ModelFacts
+from packhorse_shared.codec import MAX_MESSAGE_BYTES
+from packhorse_shared.errors import EXIT_CANNOT_START, ModelFilesError, PackhorseError, SettingsError
+from packhorse_shared.messages import BYTES_PER_VALUE, ErrorCode, ModelFacts, WorkerLimits
 from packhorse_shared.run_dir import RunDir
 from packhorse_worker.answers import answer, failed, inputs_of
 from packhorse_worker.backend import Backend, DeviceLostError
@@ -55,6 +56,7 @@ def _load_and_compute(link: Link, load: Callable[[], Backend]) -> int:
     try:
         backend = load()
         _check_facts(backend.facts)
+        _check_answers(backend.facts, backend.limits)
     except PackhorseError as problem:
         log.error("cannot start: %s", problem)  # noqa: TRY400 (the message says all; a traceback would hide it)
         link.order(Finish(str(problem)[:_MOST_REASON]))
@@ -92,6 +94,22 @@ def _check_facts(facts: ModelFacts) -> None:
         msgspec.msgpack.decode(encoded, type=ModelFacts)
     except msgspec.ValidationError as problem:
         raise ModelFilesError(f"model: what its files declare cannot be served: {problem}") from None
+
+
+def _check_answers(facts: ModelFacts, limits: WorkerLimits) -> None:
+    """Whether the answer of every batch fits into a message. Raises SettingsError: the broker's socket would drop a larger one
+    with its connection, and whoever asked would wait in vain."""
+    if facts.task == "token_reward":
+        name, most, unit = "max_num_tokens", limits.max_num_tokens, "tokens"
+    else:
+        name, most, unit = "max_batch_size", limits.max_batch_size, "inputs"
+    room = MAX_MESSAGE_BYTES // (BYTES_PER_VALUE * facts.dimension)
+    if most > room:
+        raise SettingsError(
+            name,
+            f"a batch of {most} {unit} with {facts.dimension} values each would be answered with more than the "
+            f"{MAX_MESSAGE_BYTES} bytes of a message; set it to at most {room}",
+        )
 
 
 def _encode(task: Task, backend: Backend) -> Answer:

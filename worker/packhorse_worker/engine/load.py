@@ -22,10 +22,10 @@ from packhorse_worker.engine.files.modules import Dense, LayerNorm, Pooling, Seq
 from packhorse_worker.engine.files.weights import find_weights, fingerprint
 from packhorse_worker.engine.grouping import Grouping, grouping_of
 from packhorse_worker.engine.heads import Embedding, Readout, SequenceLogits, TokenLogits, YesNoLogits
-from packhorse_worker.engine.linear import prepack_linears
 from packhorse_worker.engine.memory import auto_num_tokens, free_bytes
 from packhorse_worker.engine.parts import build_parts
 from packhorse_worker.engine.pipeline import Pipeline
+from packhorse_worker.engine.prepack import prepack_linears
 from packhorse_worker.engine.probe import Probe
 from packhorse_worker.engine.runner import Runner
 from packhorse_worker.engine.tokenizer import check_tokenizer
