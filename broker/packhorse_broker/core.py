@@ -33,6 +33,7 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any], None]] = {
     e.StatusAsked: frontends.status_asked,
     e.WorkerAnnounced: workers.announced,
     e.WorkerGreeted: workers.greeted,
+    e.WorkerOutdated: workers.outdated,
     e.WorkerBeat: workers.beat,
     e.BatchFinished: workers.finished,
     e.BatchBroke: workers.broke,

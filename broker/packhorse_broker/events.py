@@ -76,6 +76,13 @@ class WorkerGreeted(_Frozen, frozen=True):
     hello: m.WorkerHello
 
 
+class WorkerOutdated(_Frozen, frozen=True):
+    """A worker's hello is of another version of the protocol, older or newer, and cannot be read."""
+
+    worker: bytes
+    version: int
+
+
 class WorkerBeat(_Frozen, frozen=True):
     """A worker's sign of life."""
 
@@ -145,6 +152,7 @@ Event = (
     | StatusAsked
     | WorkerAnnounced
     | WorkerGreeted
+    | WorkerOutdated
     | WorkerBeat
     | BatchFinished
     | BatchBroke

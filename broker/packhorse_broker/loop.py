@@ -22,7 +22,7 @@ from packhorse_broker.signals import read_stop_signals
 from packhorse_broker.timer import TimerFd
 from packhorse_shared import messages as m
 from packhorse_shared.codec import Buffer, Decoder, Header, encode
-from packhorse_shared.errors import CannotStartError, MalformedMessageError
+from packhorse_shared.errors import CannotStartError, MalformedMessageError, OtherVersionError
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import open_router
 
@@ -169,7 +169,10 @@ class BrokerLoop:
             try:
                 message, payload = decoder.decode(frames)
             except MalformedMessageError as problem:
-                self._complaints.add(str(problem))
+                if isinstance(problem, OtherVersionError) and socket is self._workers:
+                    self._handle(e.WorkerOutdated(peer, problem.version))
+                else:
+                    self._complaints.add(str(problem))
                 continue
             self._handle(events[type(message)](peer, message, payload))
 

@@ -49,11 +49,16 @@ def greeted(ledger: Ledger, event: e.WorkerGreeted) -> None:
     ledger.actions.append(e.TellWorker(event.worker, Join(ledger.boot_id)))
 
 
+def outdated(ledger: Ledger, event: e.WorkerOutdated) -> None:
+    """A worker of another version: it is told so, once and for all, or it would go on introducing itself."""
+    _refuse(ledger, event.worker, _other_version(event.version))
+
+
 def _may_join(ledger: Ledger, identity: bytes, hello: WorkerAnnounce | WorkerHello, fingerprint: str | None) -> bool:
     """Whether a worker shows what it must; if not, it is told why, in one line."""
     reason = None
     if hello.version != PROTOCOL_VERSION:
-        reason = f"it speaks protocol {hello.version}, this broker {PROTOCOL_VERSION}; run one version of packhorse"
+        reason = _other_version(hello.version)
     elif not hmac.compare_digest(hello.token.encode(), ledger.worker_token.encode()):
         reason = "its token is not the one in the run directory (worker.token)"
     elif fingerprint is not None and ledger.model is not None and fingerprint != ledger.model.fingerprint:
@@ -62,12 +67,20 @@ def _may_join(ledger: Ledger, identity: bytes, hello: WorkerAnnounce | WorkerHel
         )
     if reason is None:
         return True
+    _refuse(ledger, identity, reason, slot=hello.slot, pid=hello.pid)
+    return False
+
+
+def _refuse(ledger: Ledger, identity: bytes, reason: str, **fields: int) -> None:
     ledger.actions.append(e.TellWorker(identity, Refused(reason)))
     if (worker := ledger.fleet.workers.get(identity)) is not None:
         _take_work(ledger, worker, blame=None)
         ledger.retire(worker)
-    ledger.log(e.ERROR, f"worker refused: {reason}", slot=hello.slot, pid=hello.pid)
-    return False
+    ledger.log(e.ERROR, f"worker refused: {reason}", **fields)
+
+
+def _other_version(version: int) -> str:
+    return f"it speaks protocol {version}, this broker {PROTOCOL_VERSION}; run one version of packhorse"
 
 
 def _enter(ledger: Ledger, identity: bytes, hello: WorkerAnnounce | WorkerHello) -> Worker:

@@ -1,6 +1,6 @@
 """Reading a request's body: counted while it streams, unpacked in small steps, never more than the limits in memory.
 
-One body is bounded by ``max_body_bytes``, and the bodies of all requests of a frontend together by ``BodyMemory``.
+One body is bounded by ``max_body_bytes``, and the bodies and answers of all requests of a frontend together by ``BodyMemory``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from packhorse_frontend.problems import Problem, invalid
+from packhorse_shared.messages import BYTES_PER_VALUE
 
 _GZIP = zlib.MAX_WBITS | 16
 _STEP_BYTES = 1 << 20
@@ -28,21 +29,44 @@ class ClientGoneError(Exception):
 
 
 class BodyShare:
-    """What one request has of the memory for bodies. Small bodies cost nothing: the number of connections bounds them."""
+    """What one request has of the memory for bodies and answers. Small ones cost nothing: the number of connections bounds
+    them."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
-        self.bytes = 0
+        self._body_bytes = 0
+        self._answer_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """What the request holds."""
+        return self._body_bytes + self._answer_bytes
 
     def grow(self, body_bytes: int) -> None:
         """The body has so many bytes by now. Raises Problem (503) where that is too much beside the bodies of others."""
         if body_bytes > LARGEST_INLINE_BYTES:
-            self._memory.take(body_bytes - self.bytes)
-            self.bytes = body_bytes
+            self._memory.take(body_bytes - self._body_bytes)
+            self._body_bytes = body_bytes
+
+    def expect_answer(self, values: int) -> None:
+        """The answer will be so many float32 values; few tokens may ask for very many. Its text is written piece by piece, and
+        does not count. Raises Problem: 400 where it could never be held, 503 where it is too much beside what others hold."""
+        answer_bytes = BYTES_PER_VALUE * values
+        if answer_bytes > self._memory.max_bytes:
+            raise invalid(
+                f"the answer would have {values} values, the limit is {self._memory.max_bytes // BYTES_PER_VALUE}; "
+                "send fewer or shorter inputs in one request",
+                "input",
+                "answer_too_large",
+            )
+        if answer_bytes > LARGEST_INLINE_BYTES:
+            self._memory.take(answer_bytes)
+            self._answer_bytes = answer_bytes
 
 
 class BodyMemory:
-    """The bytes of all large bodies that a frontend holds, from their arrival until their requests are answered."""
+    """The bytes of all large bodies and of the values of all large answers that a frontend holds: from a body's arrival, or
+    from the moment at which an answer is asked for, until the client has its answer."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self.max_bytes = max(_LEAST_MEMORY_BYTES, _BODIES_IN_MEMORY * max_body_bytes)
@@ -62,7 +86,8 @@ class BodyMemory:
         if self.held_bytes + more_bytes > self.max_bytes:
             raise Problem(
                 503,
-                f"the bodies of open requests fill the {self.max_bytes} bytes that this server keeps for them; try again later",
+                f"the bodies and answers of open requests fill the {self.max_bytes} bytes that this server keeps for them; "
+                "try again later",
                 code="too_many_large_bodies",
                 headers={"retry-after": "1"},
                 closes=True,

@@ -5,6 +5,7 @@ Matryoshka Representation Learning, Kusupati et al. 2022: the leading values of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,10 @@ class RowShape:
     def values(self, tokens: int) -> int:
         """Values of the row of an input with so many tokens."""
         return self.dimension * tokens if self.per_token else self.dimension
+
+    def values_of_all(self, lengths: Sequence[int]) -> int:
+        """Values of the rows of inputs of these lengths."""
+        return self.dimension * (sum(lengths) if self.per_token else len(lengths))
 
 
 def shape_of(model: ModelFacts) -> RowShape:

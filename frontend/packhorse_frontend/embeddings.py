@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from packhorse_frontend.body import LARGEST_INLINE_BYTES, read_body
+from packhorse_frontend.body import LARGEST_INLINE_BYTES, BodyShare, read_body
 from packhorse_frontend.client import RequestFailedError
-from packhorse_frontend.dimensions import check_dimensions, shape_of
+from packhorse_frontend.dimensions import RowShape, check_dimensions, shape_of
 from packhorse_frontend.disconnect import while_connected
 from packhorse_frontend.exchange import Answer
 from packhorse_frontend.gate import find_refusal, input_limit
@@ -21,7 +21,8 @@ from packhorse_frontend.large_body import read_large_body
 from packhorse_frontend.parsing import BodyParser
 from packhorse_frontend.problems import Problem, from_failure
 from packhorse_frontend.prompts import choose_prompt
-from packhorse_frontend.render import LARGEST_INLINE_VALUES, count_values, render_embeddings
+from packhorse_frontend.render import LARGEST_INLINE_VALUES, count_values, pieces_of, render_embeddings
+from packhorse_frontend.reply import send_pieces, send_whole
 from packhorse_frontend.schema import EmbeddingsRequest, Usage
 from packhorse_frontend.state import FrontendState
 from packhorse_frontend.tokens import TextTokenizer, TextWork
@@ -58,19 +59,19 @@ class EmbeddingsRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises Problem, or ClientGoneError."""
-        answer = await self._read_and_answer(scope, receive)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode("ascii"))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
-
-    async def _read_and_answer(self, scope: Scope, receive: Receive) -> bytes:
-        deadline = asyncio.get_running_loop().time() + self._state.http.request_timeout
+        http = self._state.http
+        deadline = asyncio.get_running_loop().time() + http.request_timeout
         self._admit()  # there is no use in reading the body of what will be refused
         with self._state.body_memory.share() as share:
-            body = await read_body(scope, receive, self._state.http.max_body_bytes, share)
-            return await while_connected(receive, self._answer(body, deadline))
+            body = await read_body(scope, receive, http.max_body_bytes, share)
+            answer = await while_connected(receive, self._answer(body, deadline, share))
+            if isinstance(answer, bytes):
+                await send_whole(send, answer)
+            else:
+                await send_pieces(scope, receive, send, answer, self._state.renderer)
 
-    async def _answer(self, body: bytes, deadline: float) -> bytes:
+    async def _answer(self, body: bytes, deadline: float, share: BodyShare) -> bytes | Iterator[bytes]:
+        """A small answer, or the pieces of a large one."""
         serving = self._admit()
         if len(body) <= LARGEST_INLINE_BYTES:
             question = self._read(body, serving)
@@ -83,13 +84,16 @@ class EmbeddingsRoute:
         else:
             tokens, options = await self._tokenize(question.inputs, question, serving)
         self._admit()  # the queue may have filled meanwhile
-        rows = await self._encode(tokens, options, request, serving.model, deadline)
+        shape = shape_of(serving.model)
+        share.expect_answer(shape.values_of_all(tokens.lengths))
+        rows = await self._encode(tokens, options, request, shape, deadline)
         usage = Usage(
             prompt_tokens=len(tokens.ids),
             total_tokens=len(tokens.ids),
             truncated_inputs=tokens.truncated if request.truncate_prompt_tokens is not None else msgspec.UNSET,
         )
-        return await self._render(rows, dimension, request, usage)
+        arguments = (rows, dimension, request.encoding_format or "float", self._state.served_names[0], usage)
+        return render_embeddings(*arguments) if count_values(rows) <= LARGEST_INLINE_VALUES else pieces_of(*arguments)
 
     async def _read_in_thread(self, body: bytes, serving: _Serving) -> _Question:
         is_abandoned = threading.Event()
@@ -158,7 +162,7 @@ class EmbeddingsRoute:
         return tokens, EncodeOptions(prompt_tokens)
 
     async def _encode(
-        self, tokens: TokenizedInputs, options: EncodeOptions, request: EmbeddingsRequest, model: ModelFacts, deadline: float
+        self, tokens: TokenizedInputs, options: EncodeOptions, request: EmbeddingsRequest, shape: RowShape, deadline: float
     ) -> Answer:
         if asyncio.get_running_loop().time() >= deadline:
             raise from_failure(ErrorCode.TIMEOUT, self._timeout_message(), 0, None)
@@ -166,7 +170,7 @@ class EmbeddingsRoute:
             return await self._state.client.encode(
                 tokens.ids,
                 tokens.lengths,
-                shape=shape_of(model),
+                shape=shape,
                 deadline=deadline,
                 priority=request.priority or 0,
                 options=options,
@@ -178,12 +182,6 @@ class EmbeddingsRoute:
 
     def _timeout_message(self) -> str:
         return f"the request was not done within {self._state.http.request_timeout:g} s (--request_timeout)"
-
-    async def _render(self, rows: Answer, dimension: int, request: EmbeddingsRequest, usage: Usage) -> bytes:
-        arguments = (rows, dimension, request.encoding_format or "float", self._state.served_names[0], usage)
-        if count_values(rows) <= LARGEST_INLINE_VALUES:
-            return render_embeddings(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._state.renderer, lambda: render_embeddings(*arguments))
 
 
 def _length_rule(truncate_prompt_tokens: int | None, serving: _Serving) -> LengthRule:

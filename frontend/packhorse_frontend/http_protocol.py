@@ -3,6 +3,7 @@
 - The head of a request is collected here, up to ``MAX_HEAD_BYTES``, and only then given to the parser: 431 beyond.
 - From the first byte of a request (or the opening of the connection) until its last one, ``receive_timeout`` runs, longer by
   one second for each MiB of body: 408. It does not run while a kept-alive connection is idle.
+- A client that takes nothing of its answer for ``keep_alive`` seconds is cut off: what waits for it is held in memory.
 - Requests of one connection are handled strictly one after the other: what a client sends ahead waits unparsed, within a bound.
 - A connection that ends with an answer is closed for writing first and read for a moment more, since closing with unread
   bytes resets it, and the client would never see the answer.
@@ -73,6 +74,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_overflow = False
         self._deadline: asyncio.TimerHandle | None = None
         self._receiving_since = 0.0
+        self._stall: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
 
     # ---- the connection ----
 
@@ -93,6 +96,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Tell the request that its client is gone."""
         self._stop_receiving()
         self._unset_keepalive_if_required()
+        self._stop_watching_unsent()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -275,6 +279,32 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
+
+    def pause_writing(self) -> None:
+        """More is written than the client reads: the answer waits for it, while it reads at all."""
+        super().pause_writing()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._stop_watching_unsent()
+        super().resume_writing()
+
+    def _watch_unsent(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self.limits.keep_alive, self._check_unsent)
+
+    def _check_unsent(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_unsent()
+        else:
+            log.debug("client took nothing of its answer", extra={"seconds": self.limits.keep_alive})
+            self.transport.abort()
+
+    def _stop_watching_unsent(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     # ---- refusals ----
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from packhorse_shared import messages as m
-from packhorse_shared.errors import MalformedMessageError
+from packhorse_shared.errors import MalformedMessageError, OtherVersionError
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 1 << 30
@@ -49,6 +49,8 @@ _TYPES: dict[int, type[Any]] = {
     0x41: m.Introduce,
 }
 _TYPE_BYTES: dict[type[Any], bytes] = {kind: bytes([code]) for code, kind in _TYPES.items()}
+_HELLOS = {_TYPE_BYTES[kind] for kind in (m.FrontendHello, m.WorkerAnnounce, m.WorkerHello)}
+"""Messages that begin with the sender's version, in every version of the protocol."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -70,7 +72,8 @@ class Decoder:
         """Header and payload of a message.
 
         Raises MalformedMessageError: a wrong number of frames, an unknown type, a header that is too large, is not
-        msgpack or does not fit its schema, or a payload of another size than the header says.
+        msgpack or does not fit its schema, or a payload of another size than the header says. OtherVersionError: what does
+        not fit is a hello of another protocol version, whose sender can be told so.
         """
         if len(frames) != 3:
             raise MalformedMessageError(f"{len(frames)} frames instead of 3")
@@ -84,8 +87,20 @@ class Decoder:
         try:
             message = decoder.decode(header)
         except (msgspec.DecodeError, RecursionError) as problem:
+            version = _version_of(header) if bytes(type_frame) in _HELLOS else m.PROTOCOL_VERSION
+            if version != m.PROTOCOL_VERSION:
+                raise OtherVersionError(version) from None
             raise MalformedMessageError(f"{name} header: {problem}") from None
         expected = message.payload_bytes()
         if expected is not None and expected != len(payload):
             raise MalformedMessageError(f"{name} payload of {len(payload)} bytes, its header says {expected}")
         return message, payload
+
+
+def _version_of(header: Buffer) -> int:
+    """The version that a hello begins with; this one's where it cannot be read."""
+    try:
+        fields = msgspec.msgpack.decode(header, type=list[Any])
+    except (msgspec.DecodeError, RecursionError):
+        return m.PROTOCOL_VERSION
+    return fields[0] if fields and type(fields[0]) is int and 0 <= fields[0] < 1 << 16 else m.PROTOCOL_VERSION

@@ -27,5 +27,13 @@ class MalformedMessageError(PackhorseError):
     """Bytes on a socket that are not a message of this protocol. They are counted, logged and dropped."""
 
 
+class OtherVersionError(MalformedMessageError):
+    """A hello of another version of the protocol: of its fields only the version can be read."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"a hello of protocol {version}")
+        self.version = version
+
+
 class ModelFilesError(CannotStartError):
     """A model folder that lacks what it needs, or says what cannot be served. The message names the file."""

@@ -106,7 +106,9 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         32 << 20
     )
     request_timeout: Annotated[Seconds, Meta(description="seconds a request may take in all; then 504")] = 60.0
-    keep_alive: Annotated[Seconds, Meta(description="seconds an idle connection is kept open")] = 75.0
+    keep_alive: Annotated[
+        Seconds, Meta(description="seconds an idle connection is kept open, or one whose client takes nothing of its answer")
+    ] = 75.0
     receive_timeout: Annotated[
         Seconds, Meta(description="seconds to receive a whole request, plus one per MiB of body; then 408")
     ] = 10.0
