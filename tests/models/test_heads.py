@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from packhorse_worker.engine.runner import Runner
 from reference import ids_of, runner_of, texts_up_to
 from tiny_heads import HEADS, NO, YES, build_causal_reranker, build_cross_encoder, build_head
 
-TEXTS = texts_up_to(14, 7)
+TEXTS = texts_up_to(30, 7)
+"""Together more tokens than a packed forward takes without filler."""
 _PADDED = {"mpnet-classifier", "deberta-v2-classifier"}
 Ids = Sequence[NDArray[np.int32]]
 
@@ -140,6 +142,34 @@ def test_a_classifier_that_reads_anything_else_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(BertForSequenceClassification, "forward", reads_the_ids)
     with pytest.raises(ModelFilesError, match="reads neither the first token, the last nor their mean"):
         runner_of(folder)
+
+
+def test_labels_that_the_weights_do_not_have_are_named(tmp_path: Path) -> None:
+    folder = build_head(tmp_path / "bert", "bert-classifier")
+    _change(folder / "config.json", id2label={str(number): f"label {number}" for number in range(5)}, label2id=None)
+    with pytest.raises(ModelFilesError, match=r"do not fit config\.json: .*classifier\.weight is 3x32 instead of 5x32"):
+        runner_of(folder)
+
+
+def test_a_label_that_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = build_head(tmp_path / "bert", "bert-classifier")
+    _change(folder / "config.json", id2label={"0": "\ud800", "1": "b", "2": "c"}, label2id=None)
+    with pytest.raises(ModelFilesError, match="surrogates not allowed"):
+        runner_of(folder)
+
+
+@pytest.mark.parametrize(("kept", "lost"), [((), "query"), (("A",), "document"), (("B",), "query")])
+def test_a_template_for_pairs_that_loses_a_text_is_refused(tmp_path: Path, kept: tuple[str, ...], lost: str) -> None:
+    folder = build_cross_encoder(tmp_path / "ce", "new")
+    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in kept]
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    _change(folder / "tokenizer.json", post_processor={**tokenizer["post_processor"], "pair": pair})
+    with pytest.raises(ModelFilesError, match=rf"tokenizer\.json: its template for pairs loses the {lost}"):
+        runner_of(folder)
+
+
+def _change(path: Path, **entries: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
 Change = Callable[[Ids], Ids]

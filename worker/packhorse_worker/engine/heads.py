@@ -58,7 +58,7 @@ class TokenLogits:
 
     def __call__(self, hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
         """See ``Readout``."""
-        return self._head(hidden[None])[0].float()
+        return self._head(hidden[None, : layout.tokens])[0].float()
 
 
 Gather = Callable[[torch.Tensor, Sequence[Input], Layout], torch.Tensor]

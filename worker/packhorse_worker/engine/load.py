@@ -93,6 +93,7 @@ def _assemble(
     """Find out how the model's forwards can be run, and make them fast."""
     probe = Probe(transformer, facts.vocabulary_rows, facts.max_seq_len, _pad_id(transformer, facts), device)
     manner = probe.find_manner(may_pack=device.type == "cpu")
+    log.info("batches run %s", manner.name)
     readout = _readout(folder, transformer, parts.to(device), probe)
     activation = getattr(nn, folder.activation)()
     pipeline = Pipeline(manner.forward, readout, facts.dimension, activation, device)
@@ -177,7 +178,7 @@ def _facts(folder: ModelFolder, name: str, model: ModelSettings, sizes: _Sizes) 
         )
         size = len(msgspec.msgpack.encode(facts))
         msgspec.convert(msgspec.to_builtins(facts), ModelFacts)
-    except msgspec.ValidationError as problem:
+    except (msgspec.ValidationError, UnicodeEncodeError) as problem:
         raise ModelFilesError(f"{folder.path}: its files say what cannot be served: {problem}") from None
     if size > _MOST_FACTS_BYTES:
         raise ModelFilesError(

@@ -39,6 +39,13 @@ class Manner:
     pads: bool
     """Whether inputs of different lengths may share a padded forward; True where nothing is padded."""
 
+    @property
+    def name(self) -> str:
+        """In a word or a few."""
+        if self.forward.is_packed:
+            return "packed"
+        return "padded" if self.pads else "padded, only equal lengths together"
+
 
 class Probe:
     """Inputs to try a model with, and what the model makes of each alone."""
@@ -166,7 +173,7 @@ class Probe:
     def _packed(self) -> PackedForward | None:
         before = use_packed_attention(self._model)
         if before is None:
-            log.info("this model computes attention in its own way, so its batches are padded")
+            log.info("this model cannot be packed: it computes attention in its own way")
             return None
         packed = PackedForward(self._model.base_model, self._device)
         why = self._difference(packed)
@@ -176,7 +183,7 @@ class Probe:
             self._attention_before = before
             return packed
         use_attention(self._model, before)
-        log.info("this model cannot be packed, so its batches are padded", extra={"reason": why})
+        log.info("this model cannot be packed: %s", why)
         return None
 
     def _difference(self, forward: Forward) -> str | None:

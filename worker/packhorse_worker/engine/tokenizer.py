@@ -77,7 +77,7 @@ def _check_pairs(folder: ModelFolder, served: Tokenizer, built: Any) -> None:
             raise
         log.warning("this reranker cannot be given pairs, only texts that hold both", extra={"reason": str(problem)})
         return
-    [(ids, types)] = pairs.encode([_PLAIN], "")
+    (ids, types), *others = pairs.encode([_PLAIN, (_PLAIN[1], _PLAIN[1]), (_PLAIN[0], _PLAIN[0])], "")
     [text] = pairs.join([_PLAIN], "")
     expected = built(text, add_special_tokens=False) if isinstance(text, str) else built(*text)
     made = ids.tolist(), [] if types is None else types.tolist()
@@ -85,6 +85,9 @@ def _check_pairs(folder: ModelFolder, served: Tokenizer, built: Any) -> None:
     for what, found, right in zip(("the pair", "the token types of the pair"), made, wanted, strict=True):
         if found != right:
             raise _differ(tokenizer_file(folder.path), f"{what} {_PLAIN!r}", found, right)
+    for role, (changed, _) in zip(("query", "document"), others, strict=True):
+        if changed.tolist() == ids.tolist():
+            raise ModelFilesError(f"{tokenizer_file(folder.path)}: its template for pairs loses the {role}")
 
 
 def _differ(path: Path, text: str, ids: list[int], expected: list[int]) -> ModelFilesError:

@@ -105,7 +105,9 @@ def _load(folder: ModelFolder, settings: ModelSettings, dtype: torch.dtype) -> n
         if config.model_type not in _TEXT_ENCODERS or isinstance(folder.head, SequenceHead | YesNoHead):
             raise ModelFilesError(f"{folder.transformer / 'config.json'}: model_type {config.model_type} is an encoder-decoder")
         auto_class = AutoModelForTextEncoding if folder.head is None else auto_class
-    options = {**common, "config": config, "dtype": dtype, "output_loading_info": True}
+    # With sizes that do not fit, transformers raises a line that names no tensor; so they come into the report instead.
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    options = {**common, **reported, "config": config, "dtype": dtype}
     options["use_safetensors"] = None if settings.allow_pickle_weights else True
     try:
         model, report = auto_class.from_pretrained(folder.transformer, attn_implementation="sdpa", **options)
@@ -138,7 +140,8 @@ def _check_complete(report: dict[str, Any], folder: ModelFolder) -> None:
         raise ModelFilesError(
             f"the weights in {folder.transformer} hold an adapter that is not merged into them; merge and save"
         )
-    wrong = sorted(str(each) for each in (*report["mismatched_keys"], *report["error_msgs"]))
+    sizes = [_mismatch(*each) for each in report["mismatched_keys"]]
+    wrong = sorted((*sizes, *map(str, report["error_msgs"])))
     for problem, names in (("lack tensors", missing), ("do not fit config.json", wrong)):
         if names:
             more = f" and {len(names) - _LISTED_TENSORS} more" if len(names) > _LISTED_TENSORS else ""
@@ -146,6 +149,10 @@ def _check_complete(report: dict[str, Any], folder: ModelFolder) -> None:
             raise ModelFilesError(
                 f"the weights in {folder.transformer} {problem}: {listed}{more}; these layers would be served random"
             )
+
+
+def _mismatch(name: str, found: Any, expected: Any) -> str:
+    return f"{name} is {'x'.join(map(str, found))} instead of {'x'.join(map(str, expected))}"
 
 
 def _is_known(model_type: Any) -> bool:
