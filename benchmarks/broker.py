@@ -52,7 +52,7 @@ def bare_core(inputs_per_request: int, seconds: float) -> float:
     core = BrokerCore(settings, boot_id=1, worker_token=TOKEN, now=0.0)
     core.handle(e.FrontendGreeted(b"f", m.FrontendHello(m.PROTOCOL_VERSION, 0, 0)), 0.0)
     for worker in (b"w0", b"w1"):
-        core.handle(e.WorkerGreeted(worker, m.WorkerHello(1, TOKEN, 0, 0, 1, "cpu", MODEL, LIMITS)), 0.0)
+        core.handle(e.WorkerGreeted(worker, m.WorkerHello(m.PROTOCOL_VERSION, TOKEN, 0, 0, 1, "cpu", MODEL, LIMITS)), 0.0)
     requests_per_message = max(1, 64 // inputs_per_request)
     payload = b"\0" * (4 * TOKENS * inputs_per_request * requests_per_message)
     rows = ROW * BATCH
@@ -71,6 +71,7 @@ def bare_core(inputs_per_request: int, seconds: float) -> float:
                 answered += size
             actions = core.handle(e.TimePassed(), now)
             core.next_deadline()
+    assert answered, "the core refused its workers or its requests"
     return answered / (time.process_time() - began)
 
 
