@@ -413,19 +413,9 @@ def test_facts_that_no_hello_can_carry_stop_the_start(
     monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, prompts: dict[str, str], reason: str
 ) -> None:
     """The broker would drop the hello, and the worker would load for ever."""
-    link = Link(run_dir, WorkerIdentity(3, "cpu", os.getpid(), 99, supervised=True), 0, lambda _status: None, 30.0)
-    orders: list[object] = []
-    monkeypatch.setattr(link, "order", orders.append)
-
-    def load() -> Backend:
-        model = FakeModel()
-        model.facts = msgspec.structs.replace(model.facts, prompts=prompts)
-        return model
-
-    assert _load_and_compute(link, load) == EXIT_CANNOT_START
-    assert len(orders) == 1
-    assert isinstance(orders[0], Finish)
-    assert reason in orders[0].reason
+    model = FakeModel()
+    model.facts = msgspec.structs.replace(model.facts, prompts=prompts)
+    assert reason in reason_not_to_start(monkeypatch, run_dir, model)
 
 
 @pytest.mark.parametrize(
@@ -439,19 +429,21 @@ def test_batches_whose_answer_no_message_can_carry_stop_the_start(
     monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, facts: dict[str, Any], limits: tuple[int, int], setting: str
 ) -> None:
     """The broker's socket would drop the connection, again and again, and the batch would never be answered."""
+    model = FakeModel()
+    model.facts = msgspec.structs.replace(model.facts, **facts)
+    model.limits = m.WorkerLimits(*limits)
+    assert re.match(setting, reason_not_to_start(monkeypatch, run_dir, model))
+
+
+def reason_not_to_start(monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, model: FakeModel) -> str:
+    """The one thing that a worker with this model says to the broker."""
     link = Link(run_dir, WorkerIdentity(3, "cpu", os.getpid(), 99, supervised=True), 0, lambda _status: None, 30.0)
     orders: list[object] = []
     monkeypatch.setattr(link, "order", orders.append)
-
-    def load() -> Backend:
-        model = FakeModel()
-        model.facts = msgspec.structs.replace(model.facts, **facts)
-        model.limits = m.WorkerLimits(*limits)
-        return model
-
-    assert _load_and_compute(link, load) == EXIT_CANNOT_START
-    assert isinstance(orders[0], Finish)
-    assert re.match(setting, orders[0].reason)
+    assert _load_and_compute(link, lambda: model) == EXIT_CANNOT_START
+    (order,) = orders
+    assert isinstance(order, Finish)
+    return order.reason
 
 
 def test_desk_shows_work_as_long_as_there_is_some() -> None:
