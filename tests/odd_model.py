@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 class OddConfig(PretrainedConfig):  # type: ignore[misc,no-untyped-call]
-    """``oddity``: none, own_attention, reads_weights, changes_input, other_inputs, merges_rows, or dropout."""
+    """``oddity``: none, own_attention, reads_weights, changes_input, other_inputs, merges_rows, dropout, or draws_again."""
 
     model_type = "odd"
 
@@ -75,6 +75,14 @@ class _OddPreTrained(PreTrainedModel):  # type: ignore[misc]
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.data.normal_(0, 0.2)
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+        found = super().from_pretrained(*arguments, **options)
+        model = found[0] if isinstance(found, tuple) else found
+        if model.config.oddity == "draws_again":  # as transformers 5.0 does with every model whose _init_weights is like ours
+            model.apply(model._init_weights)
+        return found
 
 
 class OddModel(_OddPreTrained):

@@ -84,6 +84,11 @@ def test_dropout_that_is_left_on_is_refused(build: Build) -> None:
         Encoder(build("dropout"), trust_remote_code=True)
 
 
+def test_weights_that_are_drawn_again_after_loading_are_refused(build: Build) -> None:
+    with pytest.raises(ModelFilesError, match=r"holds other values of .*\.weight than .*model\.safetensors.*random"):
+        Encoder(build("draws_again"), trust_remote_code=True)
+
+
 def test_a_classifier_that_makes_its_mask_itself(build: Build) -> None:
     folder = build(name="OddForSequenceClassification")
     with Encoder(folder, trust_remote_code=True) as encoder:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
+import transformers
 from torch import nn
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import (
@@ -37,9 +41,11 @@ def load_transformer(folder: ModelFolder, settings: ModelSettings, device: torch
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    find_weights(folder.transformer, allow_pickle=settings.allow_pickle_weights)
+    weights = find_weights(folder.transformer, allow_pickle=settings.allow_pickle_weights)
     try:
         model = _load(folder, settings, dtype)
+        if folder.config.get("auto_map"):
+            _check_values(model, weights)
         return model.eval().requires_grad_(requires_grad=False).to(device)
     except (PackhorseError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -149,6 +155,25 @@ def _check_complete(report: dict[str, Any], folder: ModelFolder) -> None:
             raise ModelFilesError(
                 f"the weights in {folder.transformer} {problem}: {listed}{more}; these layers would be served random"
             )
+
+
+def _check_values(model: nn.Module, weights: Sequence[Path]) -> None:
+    """Refuse a model that does not hold what its files do: transformers 5.0 draws the weights of models with their own code
+    anew after it has loaded them. Looks at the first row of every tensor that has the same name in both."""
+    loaded = model.state_dict()
+    for path in weights:
+        if path.suffix != ".safetensors":
+            continue
+        with safetensors.safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dictionary)
+                here, there = loaded.get(name), file.get_slice(name)
+                if here is None or here.ndim == 0 or list(here.shape) != there.get_shape():
+                    continue
+                if not torch.allclose(here[:1], there[:1].to(here.dtype), equal_nan=True):
+                    raise ModelFilesError(
+                        f"the loaded model holds other values of {name} than {path}: this version of transformers "
+                        f"({transformers.__version__}) does not load the model's own code right, and it would be served random"
+                    )
 
 
 def _mismatch(name: str, found: Any, expected: Any) -> str:
