@@ -28,5 +28,5 @@ def test_importing_the_package_imports_no_torch() -> None:
 def test_every_name_is_there_and_no_other() -> None:
     for name in packhorse.__all__:
         assert getattr(packhorse, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'EncodeCudaGraphConfig'"):
-        packhorse.EncodeCudaGraphConfig  # type: ignore[attr-defined] # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'Encoders'"):
+        packhorse.Encoders  # type: ignore[attr-defined] # noqa: B018

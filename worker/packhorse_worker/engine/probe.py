@@ -115,9 +115,8 @@ class Probe:
     def checked(self, readout: TokenLogits) -> TokenLogits:
         """The same. Raises ModelFilesError where a token's logits depend on others' hidden states: inputs would mix."""
         own, logits = self._own_logits(), self._apart(readout)
-        right = logits.shape == own.shape and float((logits - own).abs().max()) <= _TOLERANCES[self._dtype] * float(
-            own.abs().max()
-        )
+        most = _TOLERANCES[self._dtype] * float(own.abs().max())
+        right = logits.shape == own.shape and float((logits - own).abs().max()) <= most
         if bool(torch.isfinite(own).all()) and not right:
             raise ModelFilesError(
                 f"the token classifier of a {self._model.config.model_type} reads more than the token itself, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -191,8 +190,3 @@ def _is_known(model_type: Any) -> bool:
 def _as_module(model: Any) -> nn.Module:
     assert isinstance(model, nn.Module), type(model)  # transformers has no types
     return model
-
-
-def forward_arguments(model: nn.Module) -> frozenset[str]:
-    """Names that the model's forward takes."""
-    return frozenset(inspect.signature(model.forward).parameters)
