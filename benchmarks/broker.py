@@ -40,7 +40,14 @@ VALUES = 384
 BATCH = 32
 TOKEN = "t" * 64
 MODEL = m.ModelFacts(
-    name="stub", task="embedding", dimension=VALUES, max_seq_len=512, dtype="float32", vocabulary_rows=1000, fingerprint="s"
+    name="stub",
+    task="embedding",
+    dimension=VALUES,
+    max_seq_len=512,
+    dtype="float32",
+    vocabulary_rows=1000,
+    canary=(2, 3),
+    fingerprint="s",
 )
 LIMITS = m.WorkerLimits(max_batch_size=BATCH, max_num_tokens=8192)
 ROW = array("f", [0.5] * VALUES).tobytes()
@@ -52,7 +59,11 @@ def bare_core(inputs_per_request: int, seconds: float) -> float:
     core = BrokerCore(settings, boot_id=1, worker_token=TOKEN, now=0.0)
     core.handle(e.FrontendGreeted(b"f", m.FrontendHello(m.PROTOCOL_VERSION, 0, 0)), 0.0)
     for worker in (b"w0", b"w1"):
-        core.handle(e.WorkerGreeted(worker, m.WorkerHello(m.PROTOCOL_VERSION, TOKEN, 0, 0, 1, "cpu", MODEL, LIMITS)), 0.0)
+        hello = m.WorkerHello(m.PROTOCOL_VERSION, TOKEN, 0, 0, 1, "cpu", MODEL, LIMITS)
+        for action in core.handle(e.WorkerGreeted(worker, hello), 0.0):
+            if isinstance(action, e.SendBatch):  # the canary
+                done = m.Done(1, action.work.batch_id, [VALUES], [], 1.0)
+                core.handle(e.BatchFinished(worker, done, ROW), 0.0)
     requests_per_message = max(1, 64 // inputs_per_request)
     payload = b"\0" * (4 * TOKENS * inputs_per_request * requests_per_message)
     rows = ROW * BATCH

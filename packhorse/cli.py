@@ -25,6 +25,7 @@ Serve encoder models behind one OpenAI-compatible endpoint.
   packhorse status [--json]      queue, workers and rates of a running server
   packhorse scale N              run N workers, the others stay untouched
   packhorse worker               one more worker for a running server
+  packhorse keys FOLDER NAME...  keys for workers of other machines
   packhorse conf                 print where the shipped supervisord.conf is
   packhorse --version
 
@@ -34,7 +35,7 @@ What supervisord runs, one process each: packhorse broker | worker | frontend.
 
 _ROLES = ("broker", "worker", "frontend")
 """Commands that are packages of their own: ``packhorse_<name>.__main__.main(argv)``."""
-_TOOLS = ("embeddings", "status", "scale", "conf", "slots")
+_TOOLS = ("embeddings", "status", "scale", "keys", "conf", "slots")
 """Commands of this package: module and function are both called like the command."""
 
 Command = Callable[[list[str], Mapping[str, str]], int]

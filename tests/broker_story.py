@@ -21,8 +21,16 @@ TOKEN = "t" * 64
 BOOT_ID = 77
 INPUTS_PER_RID = 10_000
 MODEL = m.ModelFacts(
-    name="tiny", task="embedding", dimension=2, max_seq_len=512, dtype="float32", vocabulary_rows=1000, fingerprint="f1"
+    name="tiny",
+    task="embedding",
+    dimension=2,
+    max_seq_len=512,
+    dtype="float32",
+    vocabulary_rows=1000,
+    canary=(2, 3),
+    fingerprint="f1",
 )
+CANARY_ROW = (0.5, -0.5)
 ROOMY = m.WorkerLimits(max_batch_size=4096, max_num_tokens=1 << 20)
 
 
@@ -46,6 +54,10 @@ class Story:
         self.core = BrokerCore(self.settings, boot_id=BOOT_ID, worker_token=TOKEN, now=self.now)
         self.sent: dict[int, e.SendBatch] = {}
         """Every batch that was handed out, by id."""
+        self.open: dict[str, list[int]] = {}
+        """The batches that each worker was sent and has not answered, in order."""
+        self.canaries: dict[str, int] = {}
+        """The last canary that each worker was sent."""
 
     # ---- steps ----
 
@@ -54,8 +66,11 @@ class Story:
         lines: list[str] = []
         for event in (*events, e.TimePassed()):
             for action in self.core.handle(event, self.now):
-                if isinstance(action, e.SendBatch):
+                if isinstance(action, e.SendBatch) and action.work.batch_id >= m.FIRST_CANARY_ID:
+                    self.canaries[action.worker.decode()] = action.work.batch_id
+                elif isinstance(action, e.SendBatch):
                     self.sent[action.work.batch_id] = action
+                    self.open.setdefault(action.worker.decode(), []).append(action.work.batch_id)
                 lines.append(line_of(action))
             self.core.check_invariants()
         return lines
@@ -79,7 +94,7 @@ class Story:
         lines, end = [], self.now + seconds
         while self.now < end:
             lines += self.wait(min(0.25, end - self.now))
-            lines += self.feed(*(beat(worker) for worker in workers))
+            lines += self.feed(*(beat(worker, next(iter(self.open.get(worker, ())), 0)) for worker in workers))
         return lines
 
     def with_frontend(self, name: str = "f0") -> Story:
@@ -91,7 +106,21 @@ class Story:
         """Workers that are ready."""
         for name in names:
             self.feed(hello(name, limits=limits))
+            self.passed(name)
         return self
+
+    def passed(self, worker: str, row: Sequence[float] = CANARY_ROW) -> list[str]:
+        """A worker answers its canary, by default rightly."""
+        return self.feed(self.canary_answer(worker, row))
+
+    def canary_answer(self, worker: str, row: Sequence[float] = CANARY_ROW) -> e.BatchFinished:
+        """A worker's answer to its canary."""
+        done = m.Done(BOOT_ID, self.canaries[worker], [len(row)], [], 1.0)
+        return e.BatchFinished(worker.encode(), done, array("f", row).tobytes())
+
+    def back(self, worker: str) -> list[str]:
+        """A worker that was silent beats again, and answers the canary that this brings."""
+        return self.feed(beat(worker)) + self.passed(worker)
 
     def submit(self, rid: int, lengths: Sequence[int] = (1,), **fields: Any) -> list[str]:
         """One request of frontend f0."""
@@ -106,6 +135,8 @@ class Story:
     ) -> e.BatchFinished:
         """The right answer to a batch that was handed out."""
         inputs = inputs_of(self.sent[batch_id])
+        if batch_id in self.open.get(worker, ()):
+            self.open[worker].remove(batch_id)
         failed = {failure.index for failure in failures}
         rows = [() if position in failed else each for position, each in enumerate(inputs)]
         done = m.Done(boot_id, batch_id, [len(row) for row in rows], list(failures), 4.0)
@@ -193,6 +224,9 @@ def line_of(action: e.Action) -> str:  # noqa: PLR0911 (one return per kind of a
     match action:
         case e.SendBatch(worker=worker, work=work):
             assert work.boot_id == BOOT_ID
+            if work.batch_id >= m.FIRST_CANARY_ID:
+                assert array("i", b"".join(bytes(piece) for piece in action.payload)) == array("i", MODEL.canary)
+                return f"canary -> {worker.decode()}"
             return f"batch {work.batch_id} -> {worker.decode()}: {_names(inputs_of(action))}"
         case e.SendResult(frontend=frontend, result=result, payload=payload):
             return f"result -> {frontend.decode()}: {_names(_rows(result, payload))}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from aims import aims, pytest_addoption, pytest_terminal_summary  # noqa: F401 (hooks and a fixture)
 from stack import Stack
 
 os.environ["HF_HUB_OFFLINE"] = "1"

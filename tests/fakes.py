@@ -27,9 +27,17 @@ from packhorse_shared import messages as m
 from packhorse_shared.codec import Decoder, encode
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import new_identity, open_dealer
+from packhorse_worker.meeting import RemoteBroker
 
 MODEL = m.ModelFacts(
-    name="fake", task="embedding", dimension=3, max_seq_len=4096, dtype="float32", vocabulary_rows=1 << 20, fingerprint="fake"
+    name="fake",
+    task="embedding",
+    dimension=3,
+    max_seq_len=4096,
+    dtype="float32",
+    vocabulary_rows=1 << 20,
+    canary=(2, 3),
+    fingerprint="fake",
 )
 LIMITS = m.WorkerLimits(max_batch_size=4096, max_num_tokens=1 << 22)
 
@@ -37,6 +45,14 @@ Row = Sequence[float] | m.ErrorCode
 """An output vector, or why this input failed."""
 EncodeBatch = Callable[[list[Sequence[int]], m.Work], Sequence[Row]]
 """What a fake model is: ids of each input in, one row each out. May raise ``FakeBatchError``."""
+
+
+def vector_of(ids: Sequence[int]) -> list[float]:
+    """What the fake model answers for one input; sums stay exact in float32 below 2**24."""
+    return [float(len(ids)), float(sum(ids)), float(ids[0])]
+
+
+CANARY_ROW = vector_of(MODEL.canary)
 
 
 class FakeBatchError(Exception):
@@ -56,11 +72,6 @@ class FakeRequestError(Exception):
         self.failure = failure
 
 
-def vector_of(ids: Sequence[int]) -> list[float]:
-    """What the fake model answers for one input; sums stay exact in float32 below 2**24."""
-    return [float(len(ids)), float(sum(ids)), float(ids[0])]
-
-
 def encode_batch(inputs: list[Sequence[int]], _work: m.Work) -> list[Row]:
     """The fake model."""
     return [vector_of(ids) for ids in inputs]
@@ -69,12 +80,13 @@ def encode_batch(inputs: list[Sequence[int]], _work: m.Work) -> list[Row]:
 class FakeWorker:
     """A worker without a model, in two threads: one for the socket, which also beats, and one that "computes".
 
-    ``pid`` is whom the broker watches; by default nobody (0), since the test's own process would be it.
+    ``pid`` is whom the broker watches; by default nobody (0), since the test's own process would be it. ``canary`` is what it
+    answers to the canary; None for no answer. ``run_dir`` may be any meeting point, as the worker's ``RemoteBroker``.
     """
 
     def __init__(
         self,
-        run_dir: RunDir,
+        run_dir: RunDir | RemoteBroker,
         *,
         slot: int = 0,
         model: EncodeBatch = encode_batch,
@@ -83,6 +95,7 @@ class FakeWorker:
         token: str | None = None,
         pid: int = 0,
         announce_only: bool = False,
+        canary: Sequence[float] | None = CANARY_ROW,
     ) -> None:
         self.run_dir = run_dir
         self.slot = slot
@@ -90,6 +103,9 @@ class FakeWorker:
         self.batches: list[list[int]] = []
         """Lengths of the inputs of every batch that came, in order."""
         self.refused: str | None = None
+        self.told_to_quit: str | None = None
+        self.identity: bytes | None = None
+        """Made anew at the start unless it is set."""
         self.is_joined = threading.Event()
         self.is_gone = threading.Event()
         self._model = model
@@ -97,6 +113,7 @@ class FakeWorker:
         self._limits = limits
         self._token = token
         self._announce_only = announce_only
+        self._canary = canary
         self._incarnation = int.from_bytes(os.urandom(7), "big")
         self._work: queue.SimpleQueue[tuple[m.Work, bytes] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -145,7 +162,8 @@ class FakeWorker:
 
     def _serve(self) -> None:
         context: zmq.Context[Any] = zmq.Context()
-        socket = open_dealer(context, self.run_dir.workers_endpoint, new_identity("worker", max(self.slot, 0)))
+        identity = self.identity or new_identity("worker", max(self.slot, 0))
+        socket = open_dealer(context, self.run_dir.workers_endpoint, identity, self.run_dir.curve_keys)
         try:
             self._introduce(socket)
             self._converse(socket)
@@ -155,12 +173,12 @@ class FakeWorker:
             self._work.put(None)
 
     def _converse(self, socket: Any) -> None:
-        decoder = Decoder(m.Join, m.Refused, m.Work, m.Drain, m.Introduce)
+        decoder = Decoder(m.Join, m.Refused, m.Work, m.Drain, m.Quit, m.Introduce)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         next_beat, is_draining = 0.0, False
-        while self.refused is None:
+        while self.refused is None and self.told_to_quit is None:
             poller.poll(max(0.0, 1000 * (next_beat - time.monotonic())))
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
@@ -200,10 +218,18 @@ class FakeWorker:
                 self.is_joined.set()
             case m.Refused(reason=reason):
                 self.refused = reason
+            case m.Quit(reason=reason):
+                self.told_to_quit = reason
             case m.Introduce():
                 self._introduce(socket)
             case m.Drain():
                 self._stop.set()
+            case m.Work() if message.batch_id >= m.FIRST_CANARY_ID and self._canary is not None:
+                row = self._canary
+                answer = m.Done(message.boot_id, message.batch_id, [len(row)], [], 0.1)
+                socket.send_multipart(encode(answer, array("f", row).tobytes()))
+            case m.Work() if message.batch_id >= m.FIRST_CANARY_ID:
+                pass
             case m.Work():
                 self.batches.append(list(message.lengths))
                 if self._stop.is_set():

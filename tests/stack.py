@@ -43,6 +43,8 @@ class Stack:
         self.environment = environment or {}
         self.output = self.run_dir.with_suffix(".out")
         self.process: subprocess.Popen[bytes] | None = None
+        self.command = [sys.executable, "-m", "packhorse"]
+        """How packhorse is started; ``PATH`` of ``environment`` says the same to supervisord."""
         # One client, because making one reads all certificates; no kept connections, because servers come and go here.
         self.http = httpx.Client(base_url=self.url, timeout=10, limits=httpx.Limits(max_keepalive_connections=0))
         self._seen: set[psutil.Process] = set()
@@ -58,7 +60,7 @@ class Stack:
 
     def start(self) -> Stack:
         """Start through the launcher; does not wait."""
-        command = [sys.executable, "-m", "packhorse", "embeddings"]
+        command = [*self.command, "embeddings"]
         command += [str(self.model)] if self.model else []
         command += [f"--port={self.port}", f"--run_dir={self.run_dir}", *self.flags]
         return self._launch(command, cwd=Path.cwd(), environment=self.child_environment())
@@ -95,7 +97,10 @@ class Stack:
         try:
             if self.http.get("/health").status_code != 200:
                 return False
-            return len(self.workers("ready", "busy")) >= workers
+            status = self.http.get("/status")
+            if status.status_code != 200:  # of several frontends another one may answer, which has not found the broker yet
+                return False
+            return sum(worker["state"] in ("ready", "busy") for worker in status.json()["workers"]) >= workers
         except httpx.TransportError:
             return False
 
@@ -123,7 +128,7 @@ class Stack:
 
     def join_worker(self, *flags: str) -> subprocess.Popen[bytes]:
         """``packhorse worker`` from another shell."""
-        command = [sys.executable, "-m", "packhorse", "worker", f"--run_dir={self.run_dir}", *flags]
+        command = [*self.command, "worker", f"--run_dir={self.run_dir}", *flags]
         with self.output.open("ab") as file:
             return subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.child_environment()
@@ -132,7 +137,7 @@ class Stack:
     def packhorse(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another packhorse command against this server."""
         return subprocess.run(
-            [sys.executable, "-m", "packhorse", *arguments],
+            [*self.command, *arguments],
             env=self.child_environment(),
             capture_output=True,
             text=True,

@@ -8,16 +8,22 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
 
 from packhorse_broker.core import BrokerCore
+from packhorse_broker.doors import RemoteWorkers
 from packhorse_broker.loop import serve
 from packhorse_broker.signals import stop_signals
 from packhorse_shared.addresses import url_of
 from packhorse_shared.arguments import Parser, add_settings, parse
-from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError
+from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError, SettingsError
+from packhorse_shared.key_folders import read_broker_keys
 from packhorse_shared.logs import configure_logs
+from packhorse_shared.model_folder import served_names
 from packhorse_shared.run_dir import RunDir, RunningServer, run_dir_of
-from packhorse_shared.settings import Settings
+from packhorse_shared.settings import ProcessSettings, Settings, encode_settings
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +36,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logs(settings.process, "broker")
     try:
         return _run(settings, os.environ)
-    except CannotStartError as problem:
+    except (SettingsError, CannotStartError) as problem:
         log.error(str(problem))  # noqa: TRY400 (the message says it all)
         return EXIT_CANNOT_START
 
 
 def _run(settings: Settings, environ: Mapping[str, str]) -> int:
     run_dir = run_dir_of(settings.process, settings.http.port, environ.get("XDG_RUNTIME_DIR"))
+    remote_workers = _remote_workers(settings.process)
     token = _take_over(run_dir, settings, environ.get("SUPERVISOR_SERVER_URL"))
     boot_id = 1 + secrets.randbits(62)
     core = BrokerCore(settings, boot_id=boot_id, worker_token=token, now=time.monotonic())
     with stop_signals() as signals:
-        return serve(core, run_dir, signals)
+        return serve(core, run_dir, signals, encode_settings(_as_told(settings)), remote_workers)
+
+
+def _remote_workers(process: ProcessSettings) -> RemoteWorkers | None:
+    if process.broker is None or process.curve_keys is None:
+        return None
+    return RemoteWorkers(process.broker, read_broker_keys(Path(process.curve_keys).expanduser().absolute()))
+
+
+def _as_told(settings: Settings) -> Settings:
+    """The settings for workers of other machines, where a relative path or a name that comes from a folder means nothing."""
+    model = settings.model
+    folder = None if model.model is None else Path(model.model).expanduser()
+    path = str(folder.absolute()) if folder is not None and folder.is_dir() else model.model
+    told = msgspec.structs.replace(model, model=path, served_model_name=served_names(model))
+    return msgspec.structs.replace(settings, model=told)
 
 
 def _take_over(run_dir: RunDir, settings: Settings, supervisor_url: str | None) -> str:

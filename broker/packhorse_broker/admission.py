@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 
 from packhorse_broker.leases import Capacity
+from packhorse_broker.quarantine import KEPT_S
+from packhorse_broker.retries import MAX_ATTEMPTS
 from packhorse_shared.messages import ErrorCode
 
 MAX_HELD_BYTES = 1 << 30
@@ -29,16 +31,20 @@ class Refusal:
     index: int | None = None
 
 
-def estimated_wait_s(inputs: int, tokens: int, capacity: Capacity) -> float | None:
-    """Seconds until ``inputs`` waiting inputs with ``tokens`` tokens are under way, from what full batches took lately.
+def estimated_wait_s(inputs: int, tokens: int, backlog_s: float, capacity: Capacity) -> float | None:
+    """Seconds until a new request has its answer that comes behind ``inputs`` waiting inputs with ``tokens`` tokens.
 
-    None while no full batch was seen. Counted in tokens, and in batches of the size limits; the smaller one is taken, because
-    a wrongly refused request is worse than a late one, whose own timeout still holds.
+    ``backlog_s``: until the workers are through with what they hold. All of it from what full batches took lately; None while
+    no full batch was seen, 0 while nothing waits. What waits is counted in tokens, and in batches of the size limits; the
+    smaller one is taken, because a wrongly refused request is worse than a late one, whose own timeout still holds.
     """
     if capacity.tokens_per_s is None or capacity.batches_per_s is None:
         return None
+    if not inputs:
+        return 0.0
     batches = max(inputs / capacity.largest.inputs, tokens / capacity.largest.tokens)
-    return min(tokens / capacity.tokens_per_s, batches / capacity.batches_per_s)
+    own_batch_s = capacity.workers / capacity.batches_per_s
+    return backlog_s + min(tokens / capacity.tokens_per_s, batches / capacity.batches_per_s) + own_batch_s
 
 
 def retry_after_s(wait_s: float | None) -> int:
@@ -55,5 +61,14 @@ def too_long(lengths: list[int], limit: int) -> Refusal | None:
     return Refusal(
         ErrorCode.INPUT_TOO_LONG,
         f"input {index} has {lengths[index]} tokens, more than the {limit} that fit one batch (max_num_tokens)",
+        index=index,
+    )
+
+
+def in_quarantine(index: int) -> Refusal:
+    """Refuses a request with an input that was found to make workers die."""
+    return Refusal(
+        ErrorCode.WORKER_DIED,
+        f"input {index} made {MAX_ATTEMPTS} workers die; it is not tried again for {KEPT_S / 60:.0f} minutes after that",
         index=index,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from packhorse_broker.leases import CREDITS
+from packhorse_broker.leases import CREDITS, WorkerState
 from packhorse_broker.ledger import Ledger
 from packhorse_broker.requests import Item, Request
 from packhorse_broker.retries import MAX_ATTEMPTS
+from packhorse_shared.messages import WORST_PRIORITY
 
 
 def audit(ledger: Ledger) -> None:
@@ -34,7 +35,7 @@ def _audit_queue(ledger: Ledger, live: set[Request]) -> None:
     assert queue.inputs == sum(request.queued for request in waiting)
     assert queue.tokens == sum(request.queued_tokens for request in waiting)
     assert queue.returned == sum(len(request.returned) for request in waiting)
-    assert (queue.inputs, queue.tokens) == queue.ahead_of(100)
+    assert (queue.inputs, queue.tokens) == queue.ahead_of(WORST_PRIORITY + 1)
     assert queue.oldest_arrival() == min((request.arrived for request in waiting), default=None)
     for request in waiting:
         indexes = _queued_indexes(request)
@@ -58,6 +59,9 @@ def _audit_workers(ledger: Ledger) -> None:
     for worker in fleet.workers.values():
         assert len(worker.in_flight) <= CREDITS
         assert not (worker.is_silent and worker.in_flight)
+        assert not (worker.state in (WorkerState.LOADING, WorkerState.TESTED) and worker.in_flight)
+        assert worker.canary is None or (worker.state is WorkerState.TESTED and not worker.is_silent)
+        assert worker.has_passed or worker.state is not WorkerState.READY
         assert [batch.started_at is not None for batch in worker.in_flight] == [True, False][: len(worker.in_flight)]
 
 

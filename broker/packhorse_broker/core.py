@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from packhorse_broker import departures, frontends, joining, workers
 from packhorse_broker import events as e
-from packhorse_broker import frontends, workers
 from packhorse_broker.admission import NO_WORKER_RETRY_AFTER_S
 from packhorse_broker.audit import audit
 from packhorse_broker.dispatch import dispatch, next_dispatch
 from packhorse_broker.ledger import Ledger
+from packhorse_broker.patrol import patrol, unreachable
 from packhorse_shared.messages import ErrorCode
 from packhorse_shared.settings import Settings
 
@@ -31,15 +32,17 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any], None]] = {
     e.FrontendPinged: frontends.pinged,
     e.FrontendLost: frontends.lost,
     e.StatusAsked: frontends.status_asked,
-    e.WorkerAnnounced: workers.announced,
-    e.WorkerGreeted: workers.greeted,
-    e.WorkerOutdated: workers.outdated,
+    e.WorkerAnnounced: joining.announced,
+    e.WorkerGreeted: joining.greeted,
+    e.WorkerOutdated: joining.outdated,
+    e.WorkerDisallowed: joining.disallowed,
     e.WorkerBeat: workers.beat,
     e.BatchFinished: workers.finished,
     e.BatchBroke: workers.broke,
     e.WorkerDrained: workers.drained,
-    e.WorkerLeft: workers.left,
-    e.WorkerLost: workers.lost,
+    e.WorkerLeft: departures.left,
+    e.WorkerLost: departures.lost,
+    e.WorkerUnreachable: unreachable,
 }
 
 
@@ -98,7 +101,7 @@ class BrokerCore:
         ledger.patrol_at = float("inf")
         while ledger.gone and (first := next(iter(ledger.gone.items())))[1][1] <= ledger.now:
             del ledger.gone[first[0]]
-        for when in (workers.patrol(ledger), frontends.patrol(ledger)):
+        for when in (patrol(ledger), frontends.patrol(ledger)):
             if when is not None:
                 ledger.patrol_by(when)
         if ledger.gone:

@@ -1,8 +1,9 @@
 """The dispatch pass: which worker is sent what, now; and when to look again.
 
 First suspects, one group at a time and only on a worker with nothing else; then idle workers, the one idle longest first;
-then second credits: a batch at hand behind a running one, sent only when it is full, or when the running one is about to end,
-because until then it would grow. While any worker is idle nothing is queued behind a busy one.
+then second credits: a batch at hand behind a running one. What is at hand has left the queue, so that nobody can go before it
+any more: a full batch is sent in the last part of the running one, and one that is not full just before its end, because until
+then it would grow. While any worker is idle nothing is queued behind a busy one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from packhorse_shared.messages import EncodeOptions, Work
 
 HAND_OVER_LEAD_S = 0.002
 """A batch that is not full is handed over this long before the running one should end."""
+FULL_LEAD_SHARE = 0.3
+"""A full batch may be handed over in this last part of the running one's time: predictions are no better than this."""
 _NO_OPTIONS = EncodeOptions()
 
 
@@ -38,12 +41,8 @@ def next_dispatch(ledger: Ledger) -> float | None:
     if ledger.fleet.idle:
         # What is due and did not leave fits none of the idle workers: only an event can change that.
         return due_at if due_at > ledger.now else None
-    ends = [
-        max(due_at, end - HAND_OVER_LEAD_S)
-        for worker in _with_free_credit(ledger)
-        if (end := worker.predicted_end()) is not None
-    ]
-    return min((end for end in ends if end > ledger.now), default=None)
+    times = [_hand_over_at(ledger, worker) for worker in _with_free_credit(ledger)]
+    return min((each for each in times if ledger.now < each < float("inf")), default=None)
 
 
 def _send_suspects(ledger: Ledger) -> None:
@@ -71,8 +70,7 @@ def _send_ahead(ledger: Ledger) -> None:
     for worker in sorted(_with_free_credit(ledger), key=_end_or_never):
         if not ledger.queue.inputs:
             return
-        full = ledger.rules.is_full(ledger.queue, worker.ready_limits())
-        if full or (_ends_soon(ledger, worker) and ledger.now >= _due_at(ledger)):
+        if ledger.now >= _hand_over_at(ledger, worker):
             _send_from_queue(ledger, worker)
 
 
@@ -92,8 +90,15 @@ def _end_or_never(worker: Worker) -> float:
     return float("inf") if end is None else end
 
 
-def _ends_soon(ledger: Ledger, worker: Worker) -> bool:
-    return _end_or_never(worker) - HAND_OVER_LEAD_S <= ledger.now
+def _hand_over_at(ledger: Ledger, worker: Worker) -> float:
+    """When a worker may be given what waits behind the batch that it runs; infinity while nothing tells."""
+    end, running = worker.predicted_end(), worker.in_flight[0]
+    is_full = ledger.rules.is_full(ledger.queue, worker.ready_limits())
+    if end is None or running.started_at is None:
+        return ledger.now if is_full else float("inf")
+    if is_full:
+        return end - max(HAND_OVER_LEAD_S, FULL_LEAD_SHARE * (end - running.started_at))
+    return max(_due_at(ledger), end - HAND_OVER_LEAD_S)
 
 
 def _due_at(ledger: Ledger) -> float:

@@ -67,6 +67,8 @@ class WorkerAnnounced(_Frozen, frozen=True):
 
     worker: bytes
     announce: m.WorkerAnnounce
+    key_name: str = ""
+    """Of the key that it showed as it connected; empty for a worker of this machine, which shows a token."""
 
 
 class WorkerGreeted(_Frozen, frozen=True):
@@ -74,6 +76,8 @@ class WorkerGreeted(_Frozen, frozen=True):
 
     worker: bytes
     hello: m.WorkerHello
+    key_name: str = ""
+    """As in ``WorkerAnnounced``."""
 
 
 class WorkerOutdated(_Frozen, frozen=True):
@@ -81,6 +85,12 @@ class WorkerOutdated(_Frozen, frozen=True):
 
     worker: bytes
     version: int
+
+
+class WorkerDisallowed(_Frozen, frozen=True):
+    """A message came from a worker whose key was taken away while it was connected."""
+
+    worker: bytes
 
 
 class WorkerBeat(_Frozen, frozen=True):
@@ -126,6 +136,12 @@ class WorkerLost(_Frozen, frozen=True):
     reason: str
 
 
+class WorkerUnreachable(_Frozen, frozen=True):
+    """The link to a worker of another machine is cut; whether it lives cannot be told."""
+
+    worker: bytes
+
+
 # ---- events: from the broker's own process ----
 
 
@@ -153,12 +169,14 @@ Event = (
     | WorkerAnnounced
     | WorkerGreeted
     | WorkerOutdated
+    | WorkerDisallowed
     | WorkerBeat
     | BatchFinished
     | BatchBroke
     | WorkerDrained
     | WorkerLeft
     | WorkerLost
+    | WorkerUnreachable
     | TimePassed
     | BrokerStalled
     | DrainBegan
@@ -213,7 +231,7 @@ class WatchFrontend(_Frozen, frozen=True):
 
 
 class WatchWorker(_Frozen, frozen=True):
-    """Report ``WorkerLost`` when this process ends."""
+    """Report ``WorkerLost`` when this process ends. ``pid`` is 0 for one of another machine: it cannot be watched."""
 
     worker: bytes
     pid: int
@@ -226,10 +244,12 @@ class UnwatchFrontend(_Frozen, frozen=True):
 
 
 class KillWorker(_Frozen, frozen=True):
-    """End a worker's process with SIGKILL; supervisord starts another."""
+    """End a worker's process with SIGKILL; one that is not watched, because it is of another machine, is told to end itself.
+    Whoever started it starts another."""
 
     worker: bytes
     pid: int
+    reason: str
 
 
 class WriteLog(_Frozen, frozen=True):

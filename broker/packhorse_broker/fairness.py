@@ -10,6 +10,7 @@ serve at least one input and every step O(1).
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -122,9 +123,15 @@ class FairQueue:
         return None if first is None else first[0]
 
     def ahead_of(self, priority: int) -> tuple[int, int]:
-        """Inputs and tokens that wait at the same or a better priority."""
-        ahead = [waiting for each, waiting in self._classes.items() if each <= priority]
-        return sum(waiting.inputs for waiting in ahead), sum(waiting.tokens for waiting in ahead)
+        """Inputs and tokens that go before a new request: all of better priorities, and of its own one turn of each request."""
+        inputs = tokens = 0.0
+        for each, waiting in self._classes.items():
+            if each > priority or not waiting.tokens:
+                continue
+            share = min(1.0, len(waiting.ring) * waiting.longest / waiting.tokens) if each == priority else 1.0
+            inputs += share * waiting.inputs
+            tokens += share * waiting.tokens
+        return math.ceil(inputs), math.ceil(tokens)
 
     def waiting_requests(self) -> list[Request]:
         """Every request with waiting inputs, in order of service within each class. O(n): for status and tests."""

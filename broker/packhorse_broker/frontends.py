@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from packhorse_broker import events as e
-from packhorse_broker.admission import MAX_HELD_BYTES, NO_WORKER_RETRY_AFTER_S, Refusal, too_long
+from packhorse_broker.admission import MAX_HELD_BYTES, NO_WORKER_RETRY_AFTER_S, Refusal, in_quarantine, too_long
 from packhorse_broker.dispatch import dispatch
 from packhorse_broker.ledger import Frontend, Ledger
 from packhorse_broker.requests import Request, accept
 from packhorse_shared import __version__
+from packhorse_shared.codec import Buffer
 from packhorse_shared.messages import (
     BYTES_PER_TOKEN,
     PROTOCOL_VERSION,
@@ -61,7 +62,7 @@ def submitted(ledger: Ledger, event: e.RequestsSubmitted) -> None:
             # What a worker can take this moment does not wait: it must not count against the newcomers.
             dispatch(ledger)
             has_dispatched = True
-        refusal = _refusal(ledger, each)
+        refusal = _refusal(ledger, each, ids)
         if refusal is None:
             ledger.admit(frontend, accept(event.frontend, each, ids, ledger.now))
         else:
@@ -75,13 +76,15 @@ def submitted(ledger: Ledger, event: e.RequestsSubmitted) -> None:
             )
 
 
-def _refusal(ledger: Ledger, request: SubmittedRequest) -> Refusal | None:
+def _refusal(ledger: Ledger, request: SubmittedRequest, ids: Buffer) -> Refusal | None:
     """Why this request is not let in now. One that a former broker had accepted is held to its own limits only."""
     if request.ttl_ms == 0:
         return Refusal(ErrorCode.TIMEOUT, "the request's time (request_timeout) was over before it reached the queue")
     capacity = ledger.fleet.capacity()
     if capacity.workers and (refusal := too_long(request.lengths, capacity.largest.tokens)) is not None:
         return refusal
+    if (index := ledger.quarantine.find(request.lengths, ids, ledger.now)) is not None:
+        return in_quarantine(index)
     return None if request.resubmitted else _refusal_by_load(ledger, request)
 
 

@@ -11,10 +11,11 @@ import enum
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from packhorse_broker.canary import Canary
 from packhorse_broker.fairness import Limits
 from packhorse_broker.requests import Item
 from packhorse_broker.stats import BusyShare, MovingAverage
-from packhorse_shared.messages import WorkerStatus
+from packhorse_shared.messages import ModelFacts, WorkerStatus
 
 CREDITS = 2
 _SPEED_WEIGHT = 0.2
@@ -24,6 +25,8 @@ class WorkerState(enum.StrEnum):
     """Where a worker is in its life; that it is silent is told apart."""
 
     LOADING = "loading"
+    TESTED = "tested"
+    """It has loaded, or came back from a silence, and the canary is with it."""
     READY = "ready"
     DRAINING = "draining"
 
@@ -51,6 +54,11 @@ class Speed:
         """Of full batches only: small ones cost more per token and say little about what a long queue will take."""
         self.s_per_full_batch = MovingAverage(_SPEED_WEIGHT)
 
+    def predicted_s(self, batch: Batch) -> float:
+        """What a batch should take; 0 while nothing is known."""
+        predictions = (self.s_per_full_batch.value, None if (each := self.s_per_token.value) is None else each * batch.tokens)
+        return min((each for each in predictions if each is not None), default=0.0)
+
     def ran(self, batch: Batch, took_s: float) -> None:
         """Learn from a finished batch."""
         took_s = max(took_s, 1e-6)
@@ -71,12 +79,21 @@ class Worker:
     device: str
     last_heard: float
     busy: BusyShare
+    key_name: str = ""
+    """Of the key with which it joined from another machine; empty for one of this machine."""
     state: WorkerState = WorkerState.LOADING
     is_silent: bool = False
+    canary: Canary | None = None
+    """While it is tested, unless the canary has yet to be sent."""
+    has_passed: bool = False
+    """Whether it ever answered a canary rightly."""
     is_held: bool = False
     """It would not begin a batch: it is sent nothing until a beat says that it is free."""
+    facts: ModelFacts | None = None
     limits: Limits | None = None
-    """None while it loads."""
+    """Both None while it loads."""
+    idle_beats: int = 0
+    """Beats in a row that told of no batch."""
     in_flight: list[Batch] = field(default_factory=list)
     """At most ``CREDITS``; the first one runs."""
     speed: Speed = field(default_factory=Speed)
@@ -87,7 +104,9 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What people see: by slot under supervisord, by pid when started by hand."""
+        """What people see: by slot under supervisord, by pid when started by hand, by key and pid on another machine."""
+        if self.key_name:
+            return f"worker-{self.key_name}-{self.pid}"
         return f"worker-{self.slot if self.slot >= 0 else self.pid}"
 
     @property
@@ -102,10 +121,18 @@ class Worker:
 
     def predicted_end(self) -> float | None:
         """When the running batch should end, if any batch of this worker ever did."""
-        running, s_per_token = self.in_flight[0], self.speed.s_per_token.value
-        if running.started_at is None or s_per_token is None:
+        running, speed = self.in_flight[0], self.speed
+        if running.started_at is None or speed.s_per_token.value is None:
             return None
-        return running.started_at + running.tokens * s_per_token
+        return running.started_at + speed.predicted_s(running)
+
+    def backlog_s(self, now: float) -> float:
+        """Seconds until it is through with what it holds, as far as its speed is known."""
+        left_s = 0.0
+        for batch in self.in_flight:
+            elapsed_s = 0.0 if batch.started_at is None else now - batch.started_at
+            left_s += max(0.0, self.speed.predicted_s(batch) - elapsed_s)
+        return left_s
 
     def ran(self, batch: Batch, now: float) -> None:
         """Count a batch that it answered, and learn from it."""
@@ -119,12 +146,11 @@ class Worker:
     def status(self, now: float) -> WorkerStatus:
         """Its row of GET /status."""
         running = self.in_flight[0].started_at if self.in_flight else None
-        state = "gone" if self.is_silent else "busy" if self.is_live and self.in_flight else self.state.value
         return WorkerStatus(
             id=self.name,
             pid=self.pid,
             device=self.device,
-            state=state,
+            state=self._shown_state(),
             in_flight=sum(len(batch.items) for batch in self.in_flight),
             batches=self.batches,
             inputs=self.inputs,
@@ -133,6 +159,13 @@ class Worker:
             memory_bytes=self.memory_bytes,
         )
 
+    def _shown_state(self) -> str:
+        if self.is_silent:
+            return "gone"
+        if self.state is WorkerState.TESTED:
+            return "gone" if self.has_passed else "loading"
+        return "busy" if self.is_live and self.in_flight else self.state.value
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -140,7 +173,7 @@ class Capacity:
 
     workers: int
     loading: int
-    """Workers that will be live when they have loaded."""
+    """Workers that will be live when they have loaded and answered the canary."""
     largest: Limits
     """Most inputs and most tokens that one batch of any of them holds."""
     tokens_per_s: float | None
@@ -175,6 +208,11 @@ class Fleet:
         if self._capacity is None:
             self._capacity = _capacity_of(list(self.workers.values()))
         return self._capacity
+
+    def backlog_s(self, now: float) -> float:
+        """Seconds until a live worker is through with what it holds, on average. O(workers)."""
+        live = self.live()
+        return sum(worker.backlog_s(now) for worker in live) / len(live) if live else 0.0
 
     def refresh(self, worker: Worker) -> None:
         """Note that a worker's state or what it has in flight changed."""
@@ -230,7 +268,7 @@ def _capacity_of(workers: list[Worker]) -> Capacity:
     measured = len(tokens_per_s)
     return Capacity(
         workers=len(live),
-        loading=sum(worker.state is WorkerState.LOADING for worker in workers),
+        loading=sum(worker.state in (WorkerState.LOADING, WorkerState.TESTED) and not worker.is_silent for worker in workers),
         largest=Limits(max((each.inputs for each in limits), default=0), max((each.tokens for each in limits), default=0)),
         # Workers that have run no full batch yet are taken to be like the others.
         tokens_per_s=sum(tokens_per_s) / measured * len(live) if measured else None,

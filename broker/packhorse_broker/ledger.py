@@ -16,8 +16,10 @@ import msgspec
 from packhorse_broker import events as e
 from packhorse_broker.admission import NO_WORKER_RETRY_AFTER_S, estimated_wait_s, retry_after_s
 from packhorse_broker.batching import DispatchRules
+from packhorse_broker.canary import Canaries
 from packhorse_broker.fairness import FairQueue
 from packhorse_broker.leases import Batch, Fleet, Worker
+from packhorse_broker.quarantine import Quarantine
 from packhorse_broker.requests import Item, Request, RequestHeap
 from packhorse_broker.retries import MAX_ATTEMPTS, Suspects
 from packhorse_broker.stats import Meter
@@ -52,7 +54,9 @@ class Ledger:
         self.frontends: dict[bytes, Frontend] = {}
         self.queue = FairQueue()
         self.suspects = Suspects()
+        self.quarantine = Quarantine()
         self.fleet = Fleet()
+        self.canaries = Canaries(boot_id)
         self.rules = DispatchRules(settings.batching)
         self.model: ModelFacts | None = None
         self.is_draining = False
@@ -146,13 +150,18 @@ class Ledger:
             for request, indexes in reversed(by_request.items()):
                 self.queue.put_back(request, indexes)
 
-    def charge(self, batch: Batch, code: ErrorCode, message: str) -> None:
-        """Charge an attempt to every input of a batch that was lost; out of attempts, its request fails with ``code``."""
+    def charge(self, batch: Batch, code: ErrorCode, message: str, *, is_deadly: bool = False) -> None:
+        """Charge an attempt to every input of a batch that was lost; out of attempts, its request fails with ``code``.
+
+        ``is_deadly``: the worker died of it, or had to be killed. Then an input that is out of attempts is guilty.
+        """
         for request, index in batch.items:
             if request.closed:
                 continue
             attempts = request.attempts[index] = request.attempts.get(index, 0) + 1
             if attempts >= MAX_ATTEMPTS:
+                if is_deadly and index not in request.silences:
+                    self.quarantine.add(request.slice_of(index, index), self.now)
                 self.fail(request, code, f"{message} ({attempts} attempts, input {index})", index=index)
         self.suspects.add([item for item in batch.items if not item[0].closed])
 
@@ -178,6 +187,8 @@ class Ledger:
     def retire(self, worker: Worker) -> None:
         """A worker is gone; its work was taken away before."""
         self.fleet.remove(worker)
+        if worker.has_passed and not any(each.has_passed for each in self.fleet.workers.values()):
+            self.canaries.forget()
         status = msgspec.structs.replace(worker.status(self.now), state="gone", in_flight=0, busy=0.0, memory_bytes=0)
         self.gone.pop(worker.name, None)
         self.gone[worker.name] = (status, self.now + GONE_SHOWN_S)
@@ -199,12 +210,13 @@ class Ledger:
         return self.waiting_inputs() >= self.settings.batching.max_queue_size
 
     def wait_s(self, priority: int) -> float | None:
-        """How long a new request of this priority would wait; None when that cannot be told."""
+        """How long a new request of this priority would wait for its answer; None when that cannot be told."""
         capacity = self.fleet.capacity()
         if not capacity.workers:
             return None
         inputs, tokens = self.queue.ahead_of(priority)
-        return estimated_wait_s(inputs + self.suspects.inputs, tokens + self.suspects.tokens, capacity)
+        inputs, tokens = inputs + self.suspects.inputs, tokens + self.suspects.tokens
+        return estimated_wait_s(inputs, tokens, self.fleet.backlog_s(self.now) if inputs else 0.0, capacity)
 
     def retry_after_s(self, priority: int) -> int:
         """What a refusal made now tells the client."""

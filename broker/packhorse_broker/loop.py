@@ -1,6 +1,6 @@
 """The broker's loop: sockets, clock and signals around the core. Nothing is decided here.
 
-Every wake-up drains the workers' socket, then the frontends' (answers free what submits fill), then looks at ended processes
+Every wake-up drains the workers' sockets, then the frontends' (answers free what submits fill), then looks at ended processes
 and signals, then lets the core have one dispatch pass.
 """
 
@@ -13,70 +13,59 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import zmq
 
 from packhorse_broker import events as e
 from packhorse_broker.core import BrokerCore
+from packhorse_broker.doors import FRONTENDS, REMOTE_WORKERS, Door, RemoteWorkers, Socket, open_doors, open_remote_door
 from packhorse_broker.processes import ProcessWatch
 from packhorse_broker.signals import read_stop_signals
 from packhorse_broker.timer import TimerFd
 from packhorse_shared import messages as m
-from packhorse_shared.codec import Buffer, Decoder, Header, encode
-from packhorse_shared.errors import CannotStartError, MalformedMessageError, OtherVersionError
+from packhorse_shared.codec import Buffer, Header
+from packhorse_shared.curve import AllowList, start_gate
+from packhorse_shared.errors import MalformedMessageError, OtherVersionError
 from packhorse_shared.run_dir import RunDir
-from packhorse_shared.sockets import open_router
+from packhorse_shared.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-Socket = zmq.Socket[bytes]
-
-COPY_BELOW_BYTES = 64 * 1024
-"""Smaller frames are copied: handing one over without a copy costs more than the copy."""
-_MOST_FRAMES = 4
 _MOST_MESSAGES_PER_WAKE_UP = 1024
-"""Per socket, so that neither starves the other or the dispatch."""
+"""Per socket, so that none starves another or the dispatch."""
 _STALL_S = 0.5
 """Waking up this late means that this process did not run."""
 _COMPLAINT_INTERVAL_S = 1.0
 
-_FROM_FRONTENDS: dict[type[Any], Callable[[bytes, Any, Buffer], e.Event]] = {
-    m.FrontendHello: lambda peer, hello, _: e.FrontendGreeted(peer, hello),
-    m.Submit: lambda peer, submit, payload: e.RequestsSubmitted(peer, submit.requests, payload),
-    m.Cancel: lambda peer, cancel, _: e.RequestsCancelled(peer, cancel.rids),
-    m.Ping: lambda peer, _, __: e.FrontendPinged(peer),
-    m.StatusQuery: lambda peer, _, __: e.StatusAsked(peer),
-}
-_FROM_WORKERS: dict[type[Any], Callable[[bytes, Any, Buffer], e.Event]] = {
-    m.WorkerAnnounce: lambda peer, announce, _: e.WorkerAnnounced(peer, announce),
-    m.WorkerHello: lambda peer, hello, _: e.WorkerGreeted(peer, hello),
-    m.Beat: lambda peer, beat, _: e.WorkerBeat(peer, beat),
-    m.Done: e.BatchFinished,
-    m.BatchFailed: lambda peer, failed, _: e.BatchBroke(peer, failed),
-    m.Draining: lambda peer, draining, _: e.WorkerDrained(peer, draining.returned),
-    m.Bye: lambda peer, bye, _: e.WorkerLeft(peer, bye.reason),
-}
 
+def serve(
+    core: BrokerCore, run_dir: RunDir, signals: sockets.socket, settings: bytes, remote_workers: RemoteWorkers | None = None
+) -> int:
+    """Bind all endpoints and run until the drain is over; returns the exit status.
 
-def serve(core: BrokerCore, run_dir: RunDir, signals: sockets.socket) -> int:
-    """Bind both endpoints and run until the drain is over; returns the exit status.
-
-    Only for the holder of the run directory's lock. Raises CannotStartError when an endpoint cannot be bound.
+    Only for the holder of the run directory's lock. ``settings``: what workers of other machines are told. Raises
+    CannotStartError when an endpoint cannot be bound.
     """
     context: zmq.Context[Socket] = zmq.Context()
     timer, watch = TimerFd(), ProcessWatch()
     linger_ms: int | None = 0
+    gate = None
     try:
-        try:
-            frontends = open_router(context, run_dir.frontends_endpoint)
-            workers = open_router(context, run_dir.workers_endpoint)
-        except zmq.ZMQError as problem:
-            raise CannotStartError(f"run_dir: cannot listen in {run_dir.path}: {problem}") from None
+        doors = open_doors(context, run_dir)
+        if remote_workers is not None:
+            allow_list = AllowList(remote_workers.keys.allowed)
+            gate = start_gate(context, allow_list)
+            doors.insert(0, open_remote_door(context, remote_workers, allow_list))
+            log.info("workers of other machines may join", extra={"broker": remote_workers.endpoint})
         log.info("broker listens", extra={"run_dir": str(run_dir.path)})
-        status = BrokerLoop(core, frontends, workers, timer=timer, watch=watch, signals=signals).run()
+        loop = BrokerLoop(core, doors, settings, timer=timer, watch=watch, signals=signals, watchdog=Watchdog())
+        status = loop.run()
         # After a clean drain what was sent last still goes out, within the sockets' own short limit.
         linger_ms = None if status == 0 else 0
         return status
     finally:
+        if gate is not None:
+            gate.stop()
         context.destroy(linger=linger_ms)
         watch.close()
         timer.close()
@@ -88,22 +77,22 @@ class BrokerLoop:
     def __init__(
         self,
         core: BrokerCore,
-        frontends: Socket,
-        workers: Socket,
+        doors: list[Door],
+        settings: bytes,
         *,
         timer: TimerFd,
         watch: ProcessWatch,
         signals: sockets.socket,
+        watchdog: Watchdog,
     ) -> None:
         self._core = core
-        self._frontends = frontends
-        self._workers = workers
+        self._doors = {door.tag: door for door in doors}
+        self._settings = settings
         self._timer = timer
         self._watch = watch
         self._signals = signals
+        self._watchdog = watchdog
         self._poller = zmq.Poller()
-        self._frontend_decoder = Decoder(*_FROM_FRONTENDS)
-        self._worker_decoder = Decoder(*_FROM_WORKERS)
         self._found: deque[e.Event] = deque()
         """Events that came up while actions were carried out."""
         self._signals_seen = 0
@@ -125,23 +114,24 @@ class BrokerLoop:
 
     def run(self) -> int:
         """Serve until a drain is over (0) or a second signal forces the end (128 + its number)."""
-        for source in (self._frontends, self._workers, self._timer.descriptor, self._signals):
+        for source in (*(door.socket for door in self._doors.values()), self._timer.descriptor, self._signals):
             self._poller.register(source, zmq.POLLIN)
         while self._exit_status is None:
             planned = self._core.next_deadline()
             self._timer.arm(planned)
-            ready = dict(self._poller.poll())
+            ready = dict(self._poller.poll(int(1000 * self._watchdog.longest_wait_s)))
+            self._watchdog.feed()
             if self._timer.descriptor in ready:
                 self._timer.clear()
             self._wake_up(ready, planned)
+        self._watchdog.rest()
         return self._exit_status
 
     def _wake_up(self, ready: dict[Any, int], planned: float | None) -> None:
         woke_at = time.monotonic()
-        if self._workers in ready:
-            self._drain(self._workers, self._worker_decoder, _FROM_WORKERS)
-        if self._frontends in ready:
-            self._drain(self._frontends, self._frontend_decoder, _FROM_FRONTENDS)
+        for door in self._doors.values():
+            if door.socket in ready:
+                self._drain(door)
         for descriptor in ready:
             if isinstance(descriptor, int) and self._watch.owns(descriptor):
                 self._handle(self._stop_watching(descriptor))
@@ -156,25 +146,37 @@ class BrokerLoop:
             self._handle(e.TimePassed())
         self._complaints.report(woke_at)
 
-    def _drain(
-        self, socket: Socket, decoder: Decoder, events: dict[type[Any], Callable[[bytes, Any, Buffer], e.Event]]
-    ) -> None:
+    def _drain(self, door: Door) -> None:
         """Handle what a socket holds, up to a bound; what is left wakes the poller again at once."""
         for _ in range(_MOST_MESSAGES_PER_WAKE_UP):
-            try:
-                peer = socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            received = door.receive()
+            if received is None:
                 return
-            frames = _rest_of_message(socket)
-            try:
-                message, payload = decoder.decode(frames)
-            except MalformedMessageError as problem:
-                if isinstance(problem, OtherVersionError) and socket is self._workers:
-                    self._handle(e.WorkerOutdated(peer, problem.version))
-                else:
-                    self._complaints.add(str(problem))
-                continue
-            self._handle(events[type(message)](peer, message, payload))
+            self._take_in(door, *received)
+
+    def _take_in(self, door: Door, peer: bytes, frames: list[Buffer], public_key: bytes) -> None:
+        key_name = None if door.allow_list is None else door.allow_list.name_of(public_key)
+        if door.allow_list is not None and key_name is None:
+            self._handle(e.WorkerDisallowed(peer))
+            return
+        try:
+            message, payload = door.decoder.decode(frames)
+        except OtherVersionError as problem:
+            if door.tag != FRONTENDS:
+                self._handle(e.WorkerOutdated(peer, problem.version))
+                return
+            self._complaints.add(str(problem))
+            return
+        except MalformedMessageError as problem:
+            self._complaints.add(str(problem))
+            return
+        if isinstance(message, m.SettingsQuery):
+            door.send(peer, m.ServerSettings(), self._settings)
+            return
+        event = door.readings[type(message)](peer, message, payload)
+        if key_name is not None and isinstance(event, e.WorkerAnnounced | e.WorkerGreeted):
+            event = msgspec.structs.replace(event, key_name=key_name)
+        self._handle(event)
 
     def _read_signals(self) -> None:
         for number in read_stop_signals(self._signals):
@@ -192,8 +194,7 @@ class BrokerLoop:
     # ---- actions ----
 
     def _send_batch(self, action: e.SendBatch) -> None:
-        if not _send(self._workers, action.worker, action.work, _joined(action.payload)):
-            self._found.append(e.WorkerLost(action.worker, "unreachable"))
+        self._to_worker(action.worker, action.work, _joined(action.payload))
 
     def _send_result(self, action: e.SendResult) -> None:
         self._to_frontend(action.frontend, action.result, _joined(action.payload))
@@ -204,13 +205,19 @@ class BrokerLoop:
     def _tell_frontend(self, action: e.TellFrontend) -> None:
         self._to_frontend(action.peer, action.message)
 
+    def _tell_worker(self, action: e.TellWorker) -> None:
+        self._to_worker(action.peer, action.message)
+
     def _to_frontend(self, peer: bytes, message: Header, payload: Buffer = b"") -> None:
-        if not _send(self._frontends, peer, message, payload):
+        if not self._doors[peer[:1]].send(peer, message, payload):
             self._found.append(e.FrontendLost(peer, "unreachable"))
 
-    def _tell_worker(self, action: e.TellWorker) -> None:
-        if not _send(self._workers, action.peer, action.message, b""):
-            self._found.append(e.WorkerLost(action.peer, "unreachable"))
+    def _to_worker(self, peer: bytes, message: Header, payload: Buffer = b"") -> None:
+        if self._doors[peer[:1]].send(peer, message, payload):
+            return
+        # A local socket closes with its process. A link that is cut says nothing about the process behind it.
+        is_remote = peer[:1] == REMOTE_WORKERS
+        self._found.append(e.WorkerUnreachable(peer) if is_remote else e.WorkerLost(peer, "unreachable"))
 
     def _watch_frontend(self, action: e.WatchFrontend) -> None:
         self._watch_process(action.frontend, action.pid, e.FrontendLost(action.frontend, "its process ended"))
@@ -241,7 +248,7 @@ class BrokerLoop:
     def _kill_worker(self, action: e.KillWorker) -> None:
         try:
             if not self._watch.kill(action.worker):
-                log.error("cannot kill a worker that is not watched", extra={"pid": action.pid})
+                self._to_worker(action.worker, m.Quit(action.reason))
         except ProcessLookupError:
             pass
         except OSError as problem:
@@ -280,27 +287,5 @@ class _Complaints:
             self._reported_at = now
 
 
-def _rest_of_message(socket: Socket) -> list[Buffer]:
-    """The frames behind the sender's identity; more than any message has are read and left out."""
-    frames: list[Buffer] = []
-    while True:
-        frame = socket.recv(copy=False)
-        if len(frames) < _MOST_FRAMES:
-            frames.append(frame.buffer if len(frame) >= COPY_BELOW_BYTES else frame.bytes)
-        if not frame.more:
-            return frames
-
-
 def _joined(payload: e.Payload) -> Buffer:
     return payload[0] if len(payload) == 1 else b"".join(payload)
-
-
-def _send(socket: Socket, peer: bytes, message: Header, payload: Buffer) -> bool:
-    """Send to one peer of a ROUTER; False when there is no such peer any more."""
-    try:
-        socket.send_multipart([peer, *encode(message, payload)], copy=len(payload) < COPY_BELOW_BYTES)
-    except zmq.ZMQError as problem:
-        if problem.errno == zmq.EHOSTUNREACH:
-            return False
-        raise
-    return True

@@ -26,6 +26,7 @@ from packhorse_shared.logs import configure_logs
 from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.run_dir import RunDir, run_dir_of
 from packhorse_shared.settings import MAX_FRONTENDS, HttpSettings, Settings
+from packhorse_shared.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +68,17 @@ async def _serve(settings: Settings, index: int, environ: Mapping[str, str]) -> 
     _check_certificate(http)
     _raise_descriptor_limit(http)
     sockets = listen(http, run_dir)
+    watchdog = Watchdog()
     frontend = Frontend(plan, lambda: server.stop())  # noqa: PLW0108 (there is no server yet)
     server = DrainingServer(
         uvicorn_config(http, frontend.app),
         frontend,
         grace_s=settings.process.shutdown_grace,
+        on_round=watchdog.feed,
     )
     log.debug("listening", extra={"url": plan.url, "threads": plan.threads})
     await server.serve(sockets=sockets)
+    watchdog.rest()
     if http.uds is not None:
         await asyncio.to_thread(Path(http.uds).unlink, missing_ok=True)
     if frontend.fault is not None:

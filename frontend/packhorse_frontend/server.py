@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from starlette.types import ASGIApp
@@ -26,6 +28,10 @@ _QUIET_S = 0.25
 """Nothing in flight for so long ends a drain: a request that the kernel has already accepted still gets its 503."""
 _LOOK_EVERY_S = 0.05
 _LAST_WORDS_S = 1.0
+_LAST_CALL_S = 0.5
+"""The longest that connections which the kernel has accepted are taken in before the sockets are closed."""
+_LAST_ANSWERS_S = 0.1
+"""Enough for a 503 to whoever was let in last."""
 _TICK_S = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -66,10 +72,11 @@ def uvicorn_config(http: HttpSettings, app: ASGIApp) -> Config:
 
 
 class DrainingServer(Server):
-    """Serves until a drain that a signal began has ended."""
+    """Serves until a drain that a signal began has ended. ``on_round`` is called at least every few seconds while it does."""
 
-    def __init__(self, config: Config, app: Drainable, *, grace_s: float) -> None:
+    def __init__(self, config: Config, app: Drainable, *, grace_s: float, on_round: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
+        self._on_round = on_round
         self._app = app
         self._grace_s = grace_s
         self._stop = asyncio.Event()
@@ -104,8 +111,28 @@ class DrainingServer(Server):
     async def main_loop(self) -> None:
         """uvicorn's own, but it wakes once a second instead of ten times."""
         while not await self.on_tick(0):
+            self._on_round()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own, but whoever has connected by then still gets an answer: it would reset or close them unread."""
+        listening = list(sockets or [])
+        await self._take_in(listening)
+        for server in self.servers:
+            server.close()
+        for each in listening:
+            each.close()
+        await asyncio.sleep(_LAST_ANSWERS_S)
+        await super().shutdown(sockets)
+
+    @staticmethod
+    async def _take_in(listening: list[socket.socket]) -> None:
+        """Wait until no connection waits in the kernel for being taken in, which the event loop does one at a time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _LAST_CALL_S
+        while select.select(listening, [], [], 0)[0] and loop.time() < end:  # noqa: ASYNC110 (nobody can set an event here)
+            await asyncio.sleep(0)
 
     async def _drain(self) -> None:
         if not await self._is_quiet(_QUIET_S, self._grace_s):

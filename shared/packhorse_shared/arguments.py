@@ -28,7 +28,7 @@ _FILE_HELP = {
     "config": "YAML file with any of these settings by the same names, and cuda_graph_config",
     "triton_config": "take max_batch_size, max_queue_delay and max_queue_size from a Triton config.pbtxt",
 }
-PATH_SETTINGS = ("run_dir", "uds", "api_key_file", "ssl_keyfile", "ssl_certfile")
+PATH_SETTINGS = ("run_dir", "curve_keys", "uds", "api_key_file", "ssl_keyfile", "ssl_certfile")
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 
 

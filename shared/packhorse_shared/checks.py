@@ -12,10 +12,11 @@ import msgspec
 
 from packhorse_shared.devices import device_words
 from packhorse_shared.errors import SettingsError
-from packhorse_shared.settings import Settings
+from packhorse_shared.settings import ProcessSettings, Settings
 
 LONGEST_UDS_BYTES = 107
 """Of sockaddr_un on Linux."""
+_BROKER = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):(?P<port>\d{1,5})", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", re.IGNORECASE)
 
 
@@ -41,6 +42,7 @@ def check_contradictions(settings: Settings, labels: Mapping[str, str]) -> Setti
         raise SettingsError(label("api_key"), "a key must be visible ASCII characters without spaces, as HTTP carries it")
     if http.root_path and not http.root_path.startswith("/"):
         raise SettingsError(label("root_path"), f"{http.root_path!r} must start with /")
+    _check_broker(label, settings.process)
     _check_matryoshka(label("matryoshka_dimensions"), settings.model.matryoshka_dimensions)
     if settings.workers.devices != ("auto",):
         try:
@@ -66,6 +68,10 @@ def check_files(settings: Settings) -> None:
             _check_readable(name, path)
     if http.ssl_certfile is not None:
         _check_certificate(http.ssl_certfile, http.ssl_keyfile)
+    if settings.process.curve_keys is not None:
+        from packhorse_shared.key_folders import read_broker_keys  # noqa: PLC0415 (ZeroMQ, which few servers need here)
+
+        read_broker_keys(Path(settings.process.curve_keys).expanduser())
 
 
 def _check_uds(label: Callable[[str], str], settings: Settings) -> None:
@@ -78,6 +84,18 @@ def _check_uds(label: Callable[[str], str], settings: Settings) -> None:
     size = len(os.fsencode(Path(http.uds).expanduser().absolute()))
     if size > LONGEST_UDS_BYTES:
         raise SettingsError(label("uds"), f"its path has {size} bytes, limit {LONGEST_UDS_BYTES}")
+
+
+def _check_broker(label: Callable[[str], str], process: ProcessSettings) -> None:
+    if process.broker is None:
+        if process.curve_keys is not None:
+            raise SettingsError(label("curve_keys"), "needs --broker, the address to which the keys belong")
+        return
+    found = _BROKER.fullmatch(process.broker)
+    if found is None or not 1 <= int(found["port"]) <= 65_535:
+        raise SettingsError(label("broker"), f"{process.broker!r} is not allowed; give tcp://HOST:PORT")
+    if process.curve_keys is None:
+        raise SettingsError(label("broker"), "tcp:// needs --curve_keys, a folder of keys that packhorse keys makes")
 
 
 def _check_matryoshka(label: str, dimensions: tuple[str, ...]) -> None:

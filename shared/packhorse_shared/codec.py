@@ -42,10 +42,13 @@ _TYPES: dict[int, type[Any]] = {
     0x25: m.BatchFailed,
     0x26: m.Draining,
     0x27: m.Bye,
+    0x28: m.SettingsQuery,
     0x31: m.Join,
     0x32: m.Refused,
     0x33: m.Work,
     0x34: m.Drain,
+    0x35: m.Quit,
+    0x36: m.ServerSettings,
     0x41: m.Introduce,
 }
 _TYPE_BYTES: dict[type[Any], bytes] = {kind: bytes([code]) for code, kind in _TYPES.items()}

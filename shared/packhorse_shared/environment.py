@@ -18,8 +18,9 @@ FILES = ("config", "triton_config")
 SUPERVISED = "PACKHORSE_SUPERVISED"
 """Not a setting: supervisord.conf sets it, and who sees it ends with supervisord."""
 
-_KUBERNETES = re.compile(r"PACKHORSE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-"""Kubernetes puts these, and PACKHORSE_PORT=tcp://..., into every pod beside a service that is called packhorse."""
+_KUBERNETES = re.compile(r"PACKHORSE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_KUBERNETES_PORT = re.compile(r"PACKHORSE_(\w+_)?PORT")
+"""Kubernetes puts these, the latter as tcp://..., into every pod beside a service that is called packhorse or packhorse-..."""
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
@@ -68,7 +69,7 @@ def without_ours(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_of_kubernetes(variable: str, text: str) -> bool:
-    return _KUBERNETES.fullmatch(variable) is not None or (variable == "PACKHORSE_PORT" and "://" in text)
+    return _KUBERNETES.fullmatch(variable) is not None or (_KUBERNETES_PORT.fullmatch(variable) is not None and "://" in text)
 
 
 def _decode_tree(variable: str, text: str) -> dict[str, object]:

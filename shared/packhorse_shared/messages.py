@@ -8,7 +8,8 @@ lengths in the header.
 Rules at one glance:
 
 - A frontend numbers its requests (``rid``); the pair (frontend identity, rid) names a request. A second live copy is dropped.
-- A batch id is new for every attempt. An answer counts only while (boot_id, batch_id) is open on the worker that sends it.
+- A batch id is new for every attempt; those from ``FIRST_CANARY_ID`` on are canaries. An answer counts only while (boot_id,
+  batch_id) is open on the worker that sends it.
 - ``boot_id`` is new for every start of the broker. Who sees a new one introduces itself again; a frontend also resubmits
   what is open, marked ``resubmitted`` so that the queue limit lets it in.
 - A broker that hears from a peer it does not know answers ``Introduce``; the peer sends its hello again.
@@ -24,10 +25,14 @@ from msgspec import Meta
 
 from packhorse_shared.settings import MAX_BATCH_INPUTS, MAX_FRONTENDS, MAX_INPUTS, MAX_PROCESSES, MAX_TOKENS
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_LABELS = 4096
+MAX_CANARY_TOKENS = 16
+WORST_PRIORITY = 100
 BYTES_PER_TOKEN = 4
 BYTES_PER_VALUE = 4
+FIRST_CANARY_ID = 1 << 62
+"""Batch ids from here on are canaries: batches of the broker's own that prove a worker."""
 BEAT_INTERVAL_S = 0.25
 """A worker beats this often, from its I/O thread; silent for 1 s it counts as hung."""
 PING_INTERVAL_S = 0.25
@@ -38,7 +43,7 @@ Unsigned64 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 ShortText = Annotated[str, Meta(max_length=256)]
 Message = Annotated[str, Meta(max_length=4096)]
-Priority = Annotated[int, Meta(ge=-100, le=100)]
+Priority = Annotated[int, Meta(ge=-WORST_PRIORITY, le=WORST_PRIORITY)]
 ProcessId = Annotated[int, Meta(ge=0, le=1 << 22)]
 """0 for a process that cannot be watched; the largest is Linux's PID_MAX_LIMIT."""
 Task = Literal["embedding", "classify", "reward", "token_reward", "rerank"]
@@ -102,6 +107,10 @@ class ModelFacts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     default_prompt_name: ShortText | None = None
     lowercase: bool = False
     """Whether text is lower-cased before it is tokenized (``do_lower_case`` of sentence_bert_config.json)."""
+    canary: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...], Meta(min_length=1, max_length=MAX_CANARY_TOKENS)
+    ]
+    """Ids of a short input that this model can run: what a worker must encode rightly before it is given a user's input."""
     fingerprint: ShortText
     """Equal for two workers exactly when they serve the same weights in the same way."""
 
@@ -283,7 +292,7 @@ class WorkerAnnounce(_Header, array_like=True, frozen=True):
 
 
 class WorkerHello(_Header, array_like=True, frozen=True):
-    """The worker has loaded and warmed up: it may be sent work. Also the answer to ``Introduce``."""
+    """The worker has loaded and warmed up: it wants work, and is sent the canary. Also the answer to ``Introduce``."""
 
     version: int
     token: ShortText
@@ -344,6 +353,11 @@ class Bye(_Header, array_like=True, frozen=True):
     reason: Message
 
 
+class SettingsQuery(_Header, array_like=True, frozen=True):
+    """A worker of another machine asks for the settings of the server that it is about to join. No hello is needed. Answered
+    with ``ServerSettings``."""
+
+
 class Draining(_Header, array_like=True, frozen=True):
     """The worker was told to stop: it finishes what it runs, takes nothing new, and hands back what it has not begun."""
 
@@ -355,7 +369,7 @@ class Draining(_Header, array_like=True, frozen=True):
 
 
 class Join(_Header, array_like=True, frozen=True):
-    """The worker is in: answer to a hello that was accepted."""
+    """The worker is in: it showed what it must, and answered the canary."""
 
     boot_id: Unsigned64
 
@@ -377,6 +391,20 @@ class Work(_Header, array_like=True, frozen=True):
 
     def payload_bytes(self) -> int:  # noqa: D102 (see the base class)
         return BYTES_PER_TOKEN * sum(self.lengths)
+
+
+class Quit(_Header, array_like=True, frozen=True):
+    """The broker gave this worker up (a stuck batch, a wrong canary) and cannot kill it, because it runs on another machine: it
+    ends at once, as after a fault, so that it is started again."""
+
+    reason: Message
+
+
+class ServerSettings(_Header, array_like=True, frozen=True):
+    """The server's settings without secrets. Payload: their JSON text, as in the run directory's settings.json."""
+
+    def payload_bytes(self) -> None:  # noqa: D102 (see the base class)
+        return None
 
 
 class Drain(_Header, array_like=True, frozen=True):

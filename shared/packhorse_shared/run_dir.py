@@ -55,6 +55,10 @@ class RunDir:
         return f"ipc://{self.path / 'workers.ipc'}"
 
     @property
+    def curve_keys(self) -> None:
+        """Connections need none here: the folder is private."""
+
+    @property
     def token_file(self) -> Path:
         """The secret that a worker shows to join."""
         return self.path / "worker.token"

@@ -153,6 +153,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "/tmp/packhorse-UID-PORT"
         ),
     ] = None
+    broker: Annotated[
+        str | None,
+        Meta(
+            description="tcp://HOST:PORT at which the broker takes workers of other machines too (tcp://*:5600); for "
+            "`packhorse worker`, the broker to join; needs curve_keys"
+        ),
+    ] = None
+    curve_keys: Annotated[str | None, Meta(description="folder of CURVE keys for broker, made by `packhorse keys`")] = None
     shutdown_grace: Annotated[
         Annotated[float, Meta(gt=0, le=MAX_SHUTDOWN_GRACE_S)],
         Meta(description="seconds that accepted requests get to finish at a stop"),

@@ -108,11 +108,25 @@ def test_the_wait_is_estimated_from_full_batches_and_held_against_the_ttl() -> N
     for batch in (1, 2):
         story.now += 0.5
         story.done("w0", batch)
-    story.submit(1, [1] * 20)  # two of them leave, 18 wait, half a second each
-    assert story.submit(2, ttl_s=8.9) == ["fail -> f0: 2 wait_too_long retry 9"]
-    assert story.submit(3, ttl_s=9.1) == []
+    story.submit(1, [1] * 20)  # two of them leave, 18 wait, half a second each, and so does its own batch
+    assert story.submit(2, ttl_s=10.4) == ["fail -> f0: 2 wait_too_long retry 11"]
+    assert story.submit(3, ttl_s=10.6) == []
     assert story.submit(4, ttl_s=1.0, priority=-1) == []
     assert story.submit(5, ttl_s=1.0, resubmitted=True) == []
+
+
+def test_a_large_request_is_waited_for_by_a_turn_only() -> None:
+    """The queue is fair: a single beside it is served in its first round."""
+    story = _busy(max_queue_size=100_000)
+    for batch in (1, 2):
+        story.now += 0.5
+        story.done("w0", batch)
+    story.submit(1, [16] * 1000)
+    story.submit(2, [16] * 1000)
+    # One turn of each (256 tokens are 16 inputs), what the worker holds, and its own batch, half a second each.
+    wait_s = 0.5 * (2 * 16 + 2 + 1)
+    assert story.submit(3, ttl_s=wait_s - 1)[0].startswith("fail -> f0: 3 wait_too_long")
+    assert story.submit(4, ttl_s=wait_s + 1) == []
 
 
 def test_small_batches_say_nothing_about_a_long_queue() -> None:

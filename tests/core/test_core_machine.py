@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_story import BOOT_ID, TOKEN, announce, beat, hello, inputs_of, lost, submit
+from broker_story import BOOT_ID, CANARY_ROW, TOKEN, announce, beat, hello, inputs_of, lost, submit
 from broker_story import settings as broker_settings
 from packhorse_broker import events as e
 from packhorse_broker.core import BrokerCore
@@ -40,6 +40,9 @@ class _Process:
     name: str
     limits: m.WorkerLimits
     open: list[e.SendBatch] = field(default_factory=list)
+    canary: int | None = None
+    """The canary that it was sent last, while it has not answered it."""
+    has_passed: bool = False
     is_draining: bool = False
 
 
@@ -100,6 +103,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def take_batch(self, worker: _Process, action: e.SendBatch, work: m.Work) -> None:
         assert not worker.is_draining
+        if work.batch_id >= m.FIRST_CANARY_ID:
+            worker.canary, worker.has_passed = work.batch_id, False
+            return
+        assert worker.has_passed, "a worker was sent users' inputs before it answered its canary"
         assert work.batch_id not in self.batch_ids, "a batch id was used twice"
         self.batch_ids.add(work.batch_id)
         assert len(work.lengths) <= MAX_BATCH_SIZE
@@ -166,14 +173,31 @@ class BrokerMachine(RuleBasedStateMachine):
     # ---- workers ----
 
     @precondition(lambda self: len(self.workers) < 3)
-    @rule(limit=st.sampled_from([MAX_NUM_TOKENS, MAX_NUM_TOKENS, 12]))
-    def join(self, limit: int) -> None:
+    @rule(limit=st.sampled_from([MAX_NUM_TOKENS, MAX_NUM_TOKENS, 12]), sings=st.sampled_from([True, True, False]))
+    def join(self, limit: int, sings: bool = True) -> None:
         self.last_worker += 1
         name = f"w{self.last_worker}"
         limits = m.WorkerLimits(max_batch_size=100, max_num_tokens=limit)
         self.workers[name] = _Process(name, limits)
         self.feed(announce(name))
         self.feed(hello(name, limits=limits))
+        if sings:
+            self.sing(self.workers[name])
+
+    @rule(data=st.data(), row=st.sampled_from([CANARY_ROW, CANARY_ROW, CANARY_ROW, (0.5, math.nan), (0.5,), (9.0, -9.0)]))
+    @precondition(lambda self: self.tested_workers())
+    def answer_canary(self, data: st.DataObject, row: tuple[float, ...]) -> None:
+        self.sing(self.workers[data.draw(st.sampled_from(self.tested_workers()))], row)
+
+    def tested_workers(self) -> list[str]:
+        return [worker.name for worker in self.workers.values() if worker.canary is not None]
+
+    def sing(self, worker: _Process, row: tuple[float, ...] = CANARY_ROW) -> None:
+        """Answer the canary. Who gives rows that no model gives must never be sent an input."""
+        assert worker.canary is not None
+        done = m.Done(BOOT_ID, worker.canary, [len(row)], [], 1.0)
+        worker.canary, worker.has_passed = None, len(row) == 2 and not math.isnan(row[1])
+        self.feed(e.BatchFinished(worker.name.encode(), done, array("f", row).tobytes()))
 
     def answer(self, worker: _Process, batch: e.SendBatch, failures: tuple[int, ...] = ()) -> None:
         rows = inputs_of(batch)
@@ -242,7 +266,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def running(self, name: str) -> int:
         worker = self.workers[name]
-        return worker.open[0].work.batch_id if worker.open else 0
+        return worker.canary or (worker.open[0].work.batch_id if worker.open else 0)
 
     @rule(seconds=st.sampled_from([0.001, 0.02, 0.3, 1.2, 3.5, 6.0]), data=st.data())
     def wait(self, seconds: float, data: st.DataObject) -> None:

@@ -102,6 +102,20 @@ def test_the_second_credit_takes_less_only_when_the_running_batch_is_about_to_en
     assert story.wait(0.002) == ["batch 3 -> w0: 3.0"]
 
 
+def test_a_full_batch_is_handed_over_in_the_last_part_of_the_running_one() -> None:
+    """Until then it waits where a request that comes later can still go before it."""
+    story = Story(max_batch_size=10, max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1, [1] * 10)
+    story.now += 0.1
+    story.done("w0", 1)  # full batches take 100 ms
+    assert story.submit(2, [1] * 30) == ["batch 2 -> w0: " + " ".join(f"2.{index}" for index in range(10))]
+    assert story.core.next_deadline() == pytest.approx(story.now + 0.07)
+    assert story.wait(0.06) == []
+    assert story.submit(3, priority=-1) == []
+    assert story.wait(0.011)[0].startswith("batch 3 -> w0: 3.0 2.10")
+    assert story.wait(0.1) == []  # there is no third
+
+
 def test_no_second_credit_while_another_worker_is_idle() -> None:
     story = Story(max_batch_size=4, max_queue_delay=10.0).with_frontend().with_workers("w0", "w1")
     assert story.submit(1, [1] * 4) == ["batch 1 -> w0: 1.0 1.1 1.2 1.3"]
@@ -210,7 +224,8 @@ def test_auto_delay_ends_when_the_burst_does() -> None:
 def test_requests_wait_for_a_worker_that_joins() -> None:
     story = Story(max_queue_delay=0.0).with_frontend()
     assert story.submit(1, resubmitted=True) == []
-    lines = story.feed(hello("w0"))
+    story.feed(hello("w0"))
+    lines = story.passed("w0")
     assert "batch 1 -> w0: 1.0" in lines
 
 

@@ -22,8 +22,8 @@ def test_accepted_requests_are_finished_and_new_ones_refused() -> None:
     story.feed(e.DrainBegan())
     assert story.submit(2) == ["fail -> f0: 2 draining retry 5"]
     assert story.wait_alive(5.0, "w0") == []
-    assert story.done("w0", 1) == ["result -> f0: 1.0", "batch 3 -> w0: 1.2"]
-    assert story.done("w0", 2) == ["result -> f0: 1.1"]
+    assert story.done("w0", 1) == ["result -> f0: 1.0"]
+    assert story.done("w0", 2) == ["result -> f0: 1.1", "batch 3 -> w0: 1.2"]
     assert story.done("w0", 3) == ["result -> f0: 1.2"]
     assert story.wait(0.3) == ["drain -> w0", "log: drained", "stop"]
 

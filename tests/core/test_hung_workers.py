@@ -23,8 +23,14 @@ def test_when_it_beats_again_it_is_ready_again() -> None:
     story.submit(1)
     assert without_logs(story.wait(1.0)) == ["state -> f0: ready 0 loading 0 queue 1"]
     assert story.feed(beat("w0", batch_id=1, busy_ms=1000)) == []  # it still runs what was moved
-    lines = without_logs(story.feed(beat("w0")))
-    assert lines == ["batch 2 -> w0: 1.0", "state -> f0: ready 1 loading 0 queue 0"]
+    lines = without_logs(story.back("w0"))
+    assert lines == [
+        "canary -> w0",
+        "state -> f0: ready 0 loading 1 queue 1",
+        "join -> w0",
+        "batch 2 -> w0: 1.0",
+        "state -> f0: ready 1 loading 0 queue 0",
+    ]
 
 
 def test_the_first_silence_is_forgiven_the_next_ones_are_charged() -> None:
@@ -36,7 +42,7 @@ def test_the_first_silence_is_forgiven_the_next_ones_are_charged() -> None:
         lines = story.wait(1.0)
         silences += 1
         failed = [line for line in lines if line.startswith("fail")]
-        story.feed(beat("w0"))
+        story.back("w0")
     assert failed == ["fail -> f0: 1 worker_died input 0"]
     assert silences == 4
 

@@ -37,7 +37,7 @@ def test_a_poison_input_is_found_in_exactly_3_deaths_and_everyone_else_is_served
         if (poison, 0) in inputs_of(story.sent[batch]):
             deaths += 1
             lines += story.feed(lost(worker))
-            lines += story.feed(hello(f"w{workers}"))
+            story.with_workers(f"w{workers}")
             workers += 1
         else:
             lines += story.done(worker, batch)
@@ -74,7 +74,7 @@ def test_a_death_of_one_request_leaves_no_trace_in_the_others() -> None:
     story.submit(1)
     for attempt in range(1, 3):
         story.feed(lost(f"w{attempt - 1}"))
-        story.feed(hello(f"w{attempt}"))
+        story.with_workers(f"w{attempt}")
     lines = without_logs(story.feed(lost("w2")))
     assert lines == ["fail -> f0: 1 worker_died input 0", "state -> f0: ready 0 loading 0 queue 0"]
 
@@ -152,7 +152,8 @@ def test_a_draining_worker_hands_back_and_nothing_is_charged() -> None:
     assert story.report().workers[0].state == "draining"
     assert story.done("w0", 1) == ["result -> f0: 1.0"]
     assert story.feed(e.WorkerLeft(b"w0", "")) == ["log: worker left"]
-    assert "batch 3 -> w1: 1.1" in story.feed(hello("w1"))
+    story.feed(hello("w1"))
+    assert "batch 3 -> w1: 1.1" in story.passed("w1")
 
 
 def test_work_that_reached_a_draining_worker_too_late_goes_back_at_its_bye() -> None:
@@ -167,8 +168,9 @@ def test_work_that_reached_a_draining_worker_too_late_goes_back_at_its_bye() -> 
 def test_a_death_after_the_client_left_fails_nobody() -> None:
     story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
     story.submit(1)
-    story.feed(lost("w0"), hello("w1"))
-    story.feed(lost("w1"), hello("w2"))
+    story.feed(lost("w0"))
+    story.with_workers("w1").feed(lost("w1"))
+    story.with_workers("w2")
     story.feed(e.RequestsCancelled(b"f0", [1]))
     assert without_logs(story.feed(lost("w2"))) == ["state -> f0: ready 0 loading 0 queue 0"]
 

@@ -18,7 +18,10 @@ def test_a_worker_announces_itself_loads_and_joins() -> None:
         "state -> f0: ready 0 loading 1 queue 0",
     ]
     assert story.report().workers[0].state == "loading"
-    assert story.feed(hello("w0")) == ["log: worker ready", "join -> w0", "state -> f0: ready 1 loading 0 queue 0"]
+    assert story.feed(hello("w0")) == ["canary -> w0"]
+    assert story.report().workers[0].state == "loading"
+    assert story.report().model is None
+    assert story.passed("w0") == ["log: worker ready", "join -> w0", "state -> f0: ready 1 loading 0 queue 0"]
     assert story.report().workers[0].state == "ready"
     assert story.report().model is not None
 
@@ -33,7 +36,8 @@ def test_a_worker_that_introduces_itself_again_keeps_its_work() -> None:
 def test_a_new_incarnation_under_the_same_identity_replaces_the_old_one() -> None:
     story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
     story.submit(1)
-    lines = story.feed(hello("w0", incarnation=2))
+    story.feed(hello("w0", incarnation=2))
+    lines = story.passed("w0")
     assert "batch 2 -> w0: 1.0" in lines
 
 
@@ -96,6 +100,7 @@ def test_a_gone_worker_is_shown_for_a_minute_and_replaced_by_its_successor() -> 
     assert [each.state for each in story.report().workers] == ["gone", "gone"]
     story.wait(30.0)
     story.feed(hello("w0", incarnation=2))
+    story.passed("w0")
     assert [(each.id, each.state) for each in story.report().workers] == [("worker-0", "ready"), ("worker-1", "gone")]
     story.wait_alive(31.0, "w0")
     assert [each.id for each in story.report().workers] == ["worker-0"]

@@ -43,7 +43,14 @@ from packhorse_shared.sockets import open_router
 
 DIMENSION = 32
 MODEL = ModelFacts(
-    name="tiny", task="embedding", dimension=DIMENSION, max_seq_len=64, dtype="float32", vocabulary_rows=128, fingerprint="f"
+    name="tiny",
+    task="embedding",
+    dimension=DIMENSION,
+    max_seq_len=64,
+    dtype="float32",
+    vocabulary_rows=128,
+    canary=(2, 3),
+    fingerprint="f",
 )
 STATE = BrokerState(
     boot_id=1,

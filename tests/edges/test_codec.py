@@ -38,6 +38,7 @@ MODEL = st.builds(
     matryoshka_dimensions=st.lists(st.integers(1, 9)).map(tuple),
     prompts=st.dictionaries(TEXT, TEXT, max_size=3),
     default_prompt_name=st.none() | TEXT,
+    canary=st.lists(st.integers(0, (1 << 31) - 1), min_size=1, max_size=m.MAX_CANARY_TOKENS).map(tuple),
     fingerprint=TEXT,
 )
 LIMITS = st.builds(m.WorkerLimits, max_batch_size=st.integers(1, 4096), max_num_tokens=st.integers(1, 1 << 22))
@@ -104,6 +105,7 @@ OVERRIDES: dict[type[Any], st.SearchStrategy[Any]] = {
     m.Bye: st.builds(m.Bye, TEXT),
     m.Join: st.builds(m.Join, UNSIGNED),
     m.Refused: st.builds(m.Refused, TEXT),
+    m.Quit: st.builds(m.Quit, TEXT),
     m.Work: st.builds(m.Work, UNSIGNED, UNSIGNED, LENGTHS, st.lists(st.builds(m.EncodeOptions, st.integers(0, 9)), max_size=2)),
     m.Introduce: st.builds(m.Introduce, UNSIGNED),
     m.FrontendHello: st.builds(m.FrontendHello, COUNT, st.integers(0, 31), PID),

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from edges.fake_broker import DIMENSION, MODEL, STATE, encode_ids
-from edges.frontend_thread import Bench, read_all, running_frontend
+from edges.frontend_thread import Bench, read_all, read_answer, running_frontend
 from packhorse_shared.messages import EncodeOptions, ModelFacts
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until
@@ -428,6 +428,7 @@ def test_the_first_served_name_is_echoed_and_others_are_404(bench: Bench) -> Non
 
 PROMPTS = ModelFacts(
     name="tiny", task="embedding", dimension=DIMENSION, max_seq_len=64, dtype="float32", vocabulary_rows=128, fingerprint="f",
+    canary=(2, 3),
     prompts={"query": "t20 t21 ", "passage": "t30 ", "default": "t40 "}, default_prompt_name="default", lowercase=True,
 )  # fmt: skip
 
@@ -548,6 +549,16 @@ def test_gzip_is_unpacked(bench: Bench) -> None:
     assert np.array_equal(vectors(bench.post(body, headers={"content-encoding": "identity"})), plain)
     assert error(bench.post(body, headers={"content-encoding": "br"}), 415)["code"] == "unsupported_content_encoding"
     error(bench.post(gzip.compress(gzip.compress(body)), headers={"content-encoding": "gzip, gzip"}), 415)
+
+
+def test_gzip_of_very_many_members_is_refused(bench: Bench) -> None:
+    """Each member costs, however little is in it: 30 MB of empty ones would keep the event loop busy for ten seconds."""
+    headers = {"content-encoding": "gzip"}
+    body = b'{"input":"t10"}'
+    several = b"".join(gzip.compress(bytes([each])) for each in body) + gzip.compress(b"") * 1_000
+    vectors(bench.post(several, headers=headers))
+    found = error(bench.post(gzip.compress(b" ") * 100_000 + gzip.compress(body), headers=headers), 400)
+    assert "gzip members" in found["message"]
 
 
 def test_the_body_limit_holds_in_both_directions() -> None:
@@ -699,6 +710,40 @@ def test_an_answer_is_written_as_fast_as_its_client_reads() -> None:
             assert memory.held_bytes == 100 * 240_000
             assert bench.frontend.in_flight == 1
         wait_until(lambda: memory.held_bytes == 0 and bench.frontend.in_flight == 0)
+
+
+def test_an_answer_that_is_sent_whole_is_held_until_its_client_has_it() -> None:
+    """Its text waits in the connection's buffer, and many clients that do not read must not pile it up beyond all bounds."""
+    with running_frontend(state=model_for("token_reward", dimension=20_000)) as bench:
+        bench.broker.encode = lambda ids: np.full(20_000 * len(ids), 0.12345678, np.float32)
+        memory = bench.frontend.state.body_memory
+        wait_until(lambda: not bench.server.server_state.connections)
+        with bench.connect() as connection:
+            protocol = wait_until(lambda: next(iter(bench.server.server_state.connections), None))
+            protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+            body = b'{"input": [[2],[3]]}'
+            connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+            vectors(bench.post({"input": [2, 3]}))
+            assert memory.held_bytes == 160_000
+            rest = connection.recv(1000)
+            while not rest.endswith(b"}}"):
+                rest += connection.recv(65536)
+            wait_until(lambda: memory.held_bytes == 0)
+            connection.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert read_answer(connection)[0] == 200
+
+
+def test_answers_of_middling_size_are_counted_too() -> None:
+    """As text they are more than a connection's buffer takes without a pause."""
+    with running_frontend(state=model_for("token_reward", dimension=3_000)) as bench, ThreadPoolExecutor(1) as pool:
+        bench.broker.encode = lambda ids: np.ones(3_000 * len(ids), np.float32)
+        hold_answers(bench)
+        waiting = pool.submit(bench.post, {"input": [2, 10]})
+        wait_until(lambda: bench.broker.received)
+        assert bench.frontend.state.body_memory.held_bytes == 24_000
+        bench.broker.release()
+        vectors(waiting.result())
 
 
 def test_a_client_that_leaves_its_answer_unread_loses_its_connection() -> None:

@@ -15,6 +15,7 @@ from packhorse_shared.arguments import Parser, add_settings, explicit, load_sett
 from packhorse_shared.checks import check_files
 from packhorse_shared.environment import without_ours
 from packhorse_shared.errors import SettingsError
+from packhorse_shared.key_folders import make_keys
 from packhorse_shared.load import allowed
 from packhorse_shared.settings import (
     BatchingSettings,
@@ -76,12 +77,19 @@ def test_precedence_is_flag_environment_yaml_triton_default(tmp_path: Path) -> N
 @pytest.mark.parametrize("flag", [flag for flag in flags().values() if not flag.yaml_only], ids=lambda flag: flag.name)
 def test_every_setting_is_a_flag_in_both_spellings_and_a_variable(flag: object) -> None:
     known = flags()[flag.name]  # type: ignore[attr-defined]
-    texts = {"cors_allow_origin": "http://a", "root_path": "/a", "num_frontends": "3", "matryoshka_dimensions": "64"}
+    texts = {
+        "cors_allow_origin": "http://a",
+        "root_path": "/a",
+        "num_frontends": "3",
+        "matryoshka_dimensions": "64",
+        "broker": "tcp://a:5600",
+    }
+    companions = {"ssl_keyfile": "--ssl_certfile=c", "broker": "--curve_keys=k", "curve_keys": "--broker=tcp://a:5600"}
     others = [word for word in known.choices if word not in (known.default, "auto")]
     text = others[0] if others else texts.get(known.name, "7")
     if known.is_switch or known.name == "normalize":
         text = "true"
-    extra = ["--ssl_certfile=c"] if known.name == "ssl_keyfile" else []
+    extra = [companions[known.name]] if known.name in companions else []
     underscores = load(f"--{known.name}={text}", *extra)
     assert underscores == load(f"--{known.name.replace('_', '-')}={text}", *extra)
     environ = {known.variable: text}
@@ -438,3 +446,54 @@ def test_help_names_every_setting_within_80_columns(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("flag", flags().values(), ids=lambda flag: flag.name)
 def test_every_setting_says_what_it_takes(flag: object) -> None:
     assert allowed(flag)  # type: ignore[arg-type]
+
+
+# ---- workers of other machines ----
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://0.0.0.0:5600", "tcp://*:1", "tcp://gpu-server.example:65535", "tcp://[::1]:5600", "tcp://[fe80::1%eth0]:5"],
+)
+def test_addresses_of_a_broker(address: str) -> None:
+    assert load(f"--broker={address}", "--curve_keys=k").process.broker == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("tcp://", "tcp://a", "tcp://a:", "tcp://a:0", "tcp://a:65536", "tcp://a:*", "tcp://:5600", "tcp://a:5600/", "a:5600"),
+        *("tcp://a;b:5600", "tcp://a b:5600", "tcp://::1:5600", "tcp://[]:5600", "udp://a:5600", "TCP://a:5600", "ipc:///x"),
+    ],
+)
+def test_what_is_no_address_of_a_broker(address: str) -> None:
+    assert one_line(f"--broker={address}", "--curve_keys=k").endswith(f"{address!r} is not allowed; give tcp://HOST:PORT")
+
+
+def test_broker_and_keys_belong_together() -> None:
+    assert "--broker: tcp:// needs --curve_keys" in one_line("--broker=tcp://a:5600")
+    assert "PACKHORSE_BROKER: tcp:// needs --curve_keys" in one_line(PACKHORSE_BROKER="tcp://a:5600")
+    assert "--curve_keys: needs --broker" in one_line("--curve_keys=k")
+
+
+def test_the_brokers_keys_are_checked_at_the_start_of_a_server(tmp_path: Path) -> None:
+    make_keys(tmp_path / "k", ["gpu1"])
+    settings = load("--broker=tcp://127.0.0.1:5600", f"--curve_keys={tmp_path / 'k' / 'broker'}")
+    check_files(settings)
+    (tmp_path / "k" / "broker" / "broker.key_secret").chmod(0o640)
+    with pytest.raises(SettingsError, match=r"curve_keys: .*broker\.key_secret has mode 0640"):
+        check_files(settings)
+
+
+def test_a_service_called_packhorse_broker_is_no_mistake() -> None:
+    """Kubernetes puts these into every pod beside it."""
+    environ = {
+        "PACKHORSE_BROKER_SERVICE_HOST": "10.0.0.1",
+        "PACKHORSE_BROKER_SERVICE_PORT": "5600",
+        "PACKHORSE_BROKER_SERVICE_PORT_WORKERS": "5600",
+        "PACKHORSE_BROKER_PORT": "tcp://10.0.0.1:5600",
+        "PACKHORSE_BROKER_PORT_5600_TCP": "tcp://10.0.0.1:5600",
+        "PACKHORSE_BROKER_PORT_5600_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(**environ) == Settings()
+    assert "unknown setting" in one_line(PACKHORSE_BROKER_PORT="5600")

@@ -6,8 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from numpy.typing import NDArray
 
 from packhorse_shared import messages as m
 from packhorse_shared.codec import MAX_HEADER_BYTES, Buffer, Decoder, encode
@@ -23,41 +21,15 @@ from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import open_router
 from packhorse_worker.answers import answer
-from packhorse_worker.backend import Backend, DeviceLostError, EncodedBatch
+from packhorse_worker.backend import DeviceLostError, EncodedBatch
 from packhorse_worker.brake import Brake
-from packhorse_worker.compute import _load_and_compute, run_worker
+from packhorse_worker.compute import _load_and_compute
 from packhorse_worker.desk import Desk, Task
 from packhorse_worker.loop import Answer, Finish, Link, WorkerIdentity
 from waiting import wait_until
+from worker_thread import FACTS, LIMITS, FakeModel, RunningWorker
 
 BOOT = 11
-FACTS = m.ModelFacts(
-    name="fake", task="embedding", dimension=2, max_seq_len=64, dtype="float32", vocabulary_rows=128, fingerprint="f"
-)
-LIMITS = m.WorkerLimits(4, 256)
-
-
-class FakeModel:
-    """Gives (sum of ids, prompt tokens) as the vector of an input; a batch can be held up or made to fail."""
-
-    def __init__(self) -> None:
-        self.facts = FACTS
-        self.limits = LIMITS
-        self.gate = threading.Event()
-        self.gate.set()
-        self.failure: Exception | None = None
-        self.begun = 0
-
-    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[m.EncodeOptions]) -> EncodedBatch:
-        self.begun += 1
-        assert self.gate.wait(20)
-        if self.failure is not None:
-            raise self.failure
-        rows = [(each.sum(), option.prompt_tokens) for each, option in zip(ids, options, strict=True)]
-        return EncodedBatch(np.array(rows, dtype=np.float32).ravel(), [2] * len(ids), [])
-
-    def memory_bytes(self) -> int | None:
-        return None
 
 
 class Broker:
@@ -97,48 +69,6 @@ class Broker:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
-
-
-class RunningWorker:
-    """``run_worker`` in a thread of the test."""
-
-    def __init__(self, run_dir: RunDir, *, supervised: bool = True, give_up_after_s: float = 30.0) -> None:
-        self.model = FakeModel()
-        self.loaded = threading.Event()
-        self.load_error: Exception | None = None
-        self.exits: list[int] = []
-        self.status: int | None = None
-        self._signals, self._signal = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        who = WorkerIdentity(slot=3, device="cpu", pid=os.getpid(), incarnation=99, supervised=supervised)
-
-        def run() -> None:
-            self.status = run_worker(
-                run_dir, who, self._load, self._signals, exit_now=self.exits.append, give_up_after_s=give_up_after_s
-            )
-
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
-
-    def _load(self) -> Backend:
-        assert self.loaded.wait(20)
-        if self.load_error is not None:
-            raise self.load_error
-        return self.model
-
-    def signal(self) -> None:
-        os.write(self._signal, b"\x0f")
-
-    def exit_status(self) -> int | None:
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-        return self.status
-
-    def end(self) -> None:
-        self.model.gate.set()
-        self.loaded.set()
-        self.signal()
-        self._thread.join(10)
-        os.close(self._signal)
 
 
 WorkerFactory = Callable[..., RunningWorker]
@@ -334,6 +264,23 @@ def test_survives_a_broker_restart(worker: RunningWorker, broker: Broker, run_di
 def test_refused_worker_stops(worker: RunningWorker, broker: Broker) -> None:
     broker.say(m.Refused("another model is served"))
     assert worker.exit_status() == 3
+
+
+def test_one_that_the_broker_gave_up_ends_at_once_whatever_it_runs(worker: RunningWorker, broker: Broker) -> None:
+    """On another machine nobody else would end it."""
+    worker.model.gate.clear()
+    broker.send_work(5, [1])
+    wait_until(lambda: worker.model.begun)
+    broker.say(m.Quit("a batch runs for over 30 s (batch_timeout)"))
+    wait_until(lambda: worker.exits == [1])
+
+
+def test_refused_worker_stops_whatever_it_runs(worker: RunningWorker, broker: Broker) -> None:
+    worker.model.gate.clear()
+    broker.send_work(5, [1])
+    wait_until(lambda: worker.model.begun)
+    broker.say(m.Refused("its key was taken away"))
+    wait_until(lambda: worker.exits == [EXIT_CANNOT_START])
 
 
 def test_worker_by_hand_gives_up_without_a_broker(start_worker: WorkerFactory) -> None:

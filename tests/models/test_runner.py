@@ -50,7 +50,14 @@ def runner_with(
     trouble: Callable[[Inputs], None], max_num_tokens: int = 64, grouping: PackedGrouping | PaddedGrouping = PADDED
 ) -> tuple[Runner, FakePipeline]:
     facts = ModelFacts(
-        name="fake", task="embedding", dimension=2, max_seq_len=50, dtype="float32", vocabulary_rows=128, fingerprint="f"
+        name="fake",
+        task="embedding",
+        dimension=2,
+        max_seq_len=50,
+        dtype="float32",
+        vocabulary_rows=128,
+        canary=(2, 3),
+        fingerprint="f",
     )
     pipeline = FakePipeline(trouble)
     return Runner(pipeline, facts, WorkerLimits(32, max_num_tokens), grouping), pipeline  # type: ignore[arg-type] # a stand-in

@@ -14,34 +14,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from packhorse_shared.arguments import Parser, add_settings, explicit, load_settings
+from packhorse_shared.arguments import Parser, add_settings, load_settings
 from packhorse_shared.cores import usable_cores
 from packhorse_shared.devices import CPU, device_words
 from packhorse_shared.environment import SUPERVISED
-from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError, PackhorseError, SettingsError
+from packhorse_shared.errors import EXIT_CANNOT_START, CannotStartError, PackhorseError
 from packhorse_shared.logs import configure_logs
 from packhorse_shared.model_folder import find_folder, served_names
-from packhorse_shared.run_dir import RunDir, find_running, run_dir_of
-from packhorse_shared.settings import Settings, flags
+from packhorse_shared.run_dir import RunDir, run_dir_of
+from packhorse_shared.settings import Settings
+from packhorse_shared.watchdog import Watchdog
 from packhorse_worker.backend import Backend
 from packhorse_worker.brake import Brake
 from packhorse_worker.compute import run_worker
+from packhorse_worker.joining import join
 from packhorse_worker.loop import EXIT_FAULT, WorkerIdentity
+from packhorse_worker.meeting import MeetingPoint
 
 log = logging.getLogger(__name__)
 
 _BY_HAND = -1
-_MEETING_POINT = ("PACKHORSE_RUN_DIR", "PACKHORSE_PORT")
-"""What a worker started by hand takes from the environment; all else comes from the server that it joins."""
+_STUCK_AFTER_S = 60.0
+"""Imports and weights can hold up the I/O thread of a worker that loads for some seconds."""
 
 
 @dataclass(frozen=True)
 class _Place:
     """Where this worker runs."""
 
-    run_dir: RunDir
+    run_dir: RunDir | None
+    """None for one that joined from another machine."""
     slot: int
     device: str
     threads: int
@@ -52,53 +54,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one worker until it is told to stop; returns the exit status: 0, 1 after a fault, 3 when it cannot start."""
     parsed = _parser().parse_args(arguments)
     try:
+        meeting: MeetingPoint
         if parsed.slot is None:
-            settings, run_dir = _join(parsed, os.environ)
+            settings, meeting = join(parsed, os.environ)
         else:
             settings = load_settings(parsed, os.environ)
-            run_dir = run_dir_of(settings.process, settings.http.port, os.environ.get("XDG_RUNTIME_DIR"))
-            run_dir.prepare()
+            meeting = run_dir_of(settings.process, settings.http.port, os.environ.get("XDG_RUNTIME_DIR"))
+            meeting.prepare()
         slot = _BY_HAND if parsed.slot is None else parsed.slot
         configure_logs(settings.process, f"worker-{os.getpid() if slot == _BY_HAND else slot}")
-        place = _place(settings, run_dir, slot, os.environ)
+        place = _place(settings, meeting if isinstance(meeting, RunDir) else None, slot, os.environ)
     except PackhorseError as problem:
         sys.stderr.write(f"packhorse worker: {problem}\n")
         return EXIT_CANNOT_START
     supervised = SUPERVISED in os.environ and slot != _BY_HAND
-    return _run(settings, place, supervised=supervised)
+    return _run(settings, meeting, place, supervised=supervised)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="packhorse worker",
-        description="Run one worker process. Without --slot it joins a running server and takes model and settings from it.",
+        description="Run one worker process. Without --slot it joins a running server, of this machine or with --broker of "
+        "another, and takes model and settings from it.",
     )
     parser.add_argument("--slot", type=int, metavar="N", help="number of this worker under supervisord, which passes it")
     add_settings(parser)
     return parser
 
 
-def _join(parsed: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, RunDir]:
-    """The settings of the running server with this worker's flags put over them, and the server's run directory."""
-    own = load_settings(parsed, {name: environ[name] for name in _MEETING_POINT if name in environ})
-    given = explicit(parsed)
-    xdg_runtime_dir = environ.get("XDG_RUNTIME_DIR")
-    named = bool({"run_dir", "port"} & given) or any(name in environ for name in _MEETING_POINT)
-    run_dir = run_dir_of(own.process, own.http.port, xdg_runtime_dir) if named else find_running(xdg_runtime_dir)
-    if run_dir.path.exists():
-        run_dir.prepare()  # settings are believed only where nobody else can have written them
-    settings = run_dir.read_settings()
-    for name in given:
-        section = flags()[name].section
-        value = getattr(getattr(own, section), name)
-        changed = msgspec.structs.replace(getattr(settings, section), **{name: value})
-        settings = msgspec.structs.replace(settings, **{section: changed})
-    if "devices" in given and len(settings.workers.devices) != 1:
-        raise SettingsError("--devices", f"a worker runs on one device, not on {','.join(settings.workers.devices)}")
-    return settings, run_dir
-
-
-def _place(settings: Settings, run_dir: RunDir, slot: int, environ: Mapping[str, str]) -> _Place:
+def _place(settings: Settings, run_dir: RunDir | None, slot: int, environ: Mapping[str, str]) -> _Place:
     workers = settings.workers
     words = device_words(workers.devices, environ.get("CUDA_VISIBLE_DEVICES"))
     number = 0 if slot == _BY_HAND else slot // workers.workers_per_device
@@ -111,8 +95,8 @@ def _place(settings: Settings, run_dir: RunDir, slot: int, environ: Mapping[str,
     )
 
 
-def _run(settings: Settings, place: _Place, *, supervised: bool) -> int:
-    brake = Brake(place.run_dir.path / f"worker-{place.slot}.starts") if supervised else None
+def _run(settings: Settings, meeting: MeetingPoint, place: _Place, *, supervised: bool) -> int:
+    brake = Brake(place.run_dir.path / f"worker-{place.slot}.starts") if supervised and place.run_dir is not None else None
     who = WorkerIdentity(place.slot, place.device, os.getpid(), secrets.randbits(63), supervised)
 
     def leave(status: int) -> int:
@@ -129,7 +113,9 @@ def _run(settings: Settings, place: _Place, *, supervised: bool) -> int:
     def exit_now(status: int) -> None:
         os._exit(leave(status))
 
-    return leave(run_worker(place.run_dir, who, load, _signals(), exit_now=exit_now))
+    # On this machine the broker kills a worker that is stuck.
+    watchdog = None if meeting.curve_keys is None else Watchdog(_STUCK_AFTER_S)
+    return leave(run_worker(meeting, who, load, _signals(), exit_now=exit_now, watchdog=watchdog))
 
 
 def _signals() -> int:

@@ -13,11 +13,12 @@ import msgspec
 from packhorse_shared.codec import MAX_MESSAGE_BYTES
 from packhorse_shared.errors import EXIT_CANNOT_START, ModelFilesError, PackhorseError, SettingsError
 from packhorse_shared.messages import BYTES_PER_VALUE, ErrorCode, ModelFacts, WorkerLimits
-from packhorse_shared.run_dir import RunDir
+from packhorse_shared.watchdog import Watchdog
 from packhorse_worker.answers import answer, failed, inputs_of
 from packhorse_worker.backend import Backend, DeviceLostError
 from packhorse_worker.desk import Task
 from packhorse_worker.loop import EXIT_FAULT, GIVE_UP_AFTER_S, Answer, Break, Finish, Link, Ready, WorkerIdentity
+from packhorse_worker.meeting import MeetingPoint
 
 log = logging.getLogger(__name__)
 
@@ -27,19 +28,23 @@ _MOST_FACTS_BYTES = 60_000
 
 
 def run_worker(
-    run_dir: RunDir,
+    meeting: MeetingPoint,
     who: WorkerIdentity,
     load: Callable[[], Backend],
     signals: int,
     *,
     exit_now: Callable[[int], None] = os._exit,
     give_up_after_s: float = GIVE_UP_AFTER_S,
+    watchdog: Watchdog | None = None,
 ) -> int:
-    """Load the model in this thread, serve the broker of ``run_dir`` until told to stop; returns the exit status.
+    """Load the model in this thread, serve the broker of ``meeting`` until told to stop; returns the exit status.
 
-    For ``signals`` and ``exit_now`` see ``Link``. The I/O thread is a daemon: a model that hangs cannot hold the process.
+    For ``signals``, ``exit_now`` and ``watchdog`` see ``Link``. The I/O thread is a daemon: a model that hangs cannot hold the
+    process.
     """
-    link = Link(run_dir, who, signals, exit_now, give_up_after_s)
+    link = Link(meeting, who, signals, exit_now, give_up_after_s, watchdog=watchdog)
+    if watchdog is not None:
+        watchdog.feed()  # what this thread loads may hold up the other one before it ever runs
     thread = threading.Thread(target=link.run, name="io", daemon=True)
     thread.start()
     try:

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from packhorse_shared import messages as m
 from packhorse_shared.codec import Buffer, Decoder, Header, encode
+from packhorse_shared.connection import Connection, open_monitor, read_connection
 from packhorse_shared.errors import EXIT_CANNOT_START, MalformedMessageError
-from packhorse_shared.run_dir import RunDir
-from packhorse_shared.sockets import new_identity, open_dealer
+from packhorse_shared.sockets import connect_again, new_identity, open_dealer
+from packhorse_shared.watchdog import Watchdog
 from packhorse_worker.answers import failed
 from packhorse_worker.desk import Desk, Task
+from packhorse_worker.meeting import MeetingPoint
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,10 @@ EXIT_FAULT = 1
 GIVE_UP_AFTER_S = 30.0
 """A worker that no supervisord stops ends by itself after this long without a broker."""
 _RETRY_TOKEN_S = 0.1
+_CONNECT_AGAIN_S = 5.0
+"""A connection over tcp that is down for so long is begun anew: ZeroMQ gives one up for good when what listens does not speak
+its protocol, as a proxy may do whose broker is away."""
 _COPY_BELOW_BYTES = 64 * 1024
-_UP = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_DOWN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CLOSED
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 
@@ -88,23 +90,32 @@ class Link:
     """The I/O thread. Only ``order``, ``desk`` and ``memory_bytes`` are for the other thread while it runs.
 
     ``signals``: a non-blocking file descriptor from which a byte can be read for each SIGTERM or SIGINT. The first drains,
-    the second calls ``exit_now`` at once, as does the first one while the model loads.
+    the second calls ``exit_now`` at once, as does the first one while the model loads. ``watchdog``: for a worker that nobody
+    can kill when this thread is stuck.
     """
 
     def __init__(
-        self, run_dir: RunDir, who: WorkerIdentity, signals: int, exit_now: Callable[[int], None], give_up_after_s: float
+        self,
+        meeting: MeetingPoint,
+        who: WorkerIdentity,
+        signals: int,
+        exit_now: Callable[[int], None],
+        give_up_after_s: float,
+        *,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.desk = Desk()
         self.memory_bytes: int | None = None
         self.status: int | None = None
-        self._run_dir = run_dir
+        self._meeting = meeting
         self._who = who
         self._signals = signals
         self._exit_now = exit_now
         self._give_up_after_s = give_up_after_s
+        self._watchdog = watchdog
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._decoder = Decoder(m.Join, m.Refused, m.Work, m.Drain, m.Introduce)
+        self._decoder = Decoder(m.Join, m.Refused, m.Work, m.Drain, m.Quit, m.Introduce)
         self._ready: Ready | None = None
         self._boot_id: int | None = None
         self._is_introduced = False
@@ -113,6 +124,7 @@ class Link:
         self._is_over = False
         self._signals_seen = 0
         self._lost_since = time.monotonic()
+        self._connect_at = self._lost_since + _CONNECT_AGAIN_S
         self._next_beat = 0.0
 
     def order(self, order: Order) -> None:
@@ -127,14 +139,14 @@ class Link:
         except Exception:
             log.exception("the I/O thread failed")
             self._exit_now(EXIT_FAULT)
-        if self.status is not None and self._ready is None:
-            self._exit_now(self.status)  # the other thread loads a model and cannot be interrupted
+        if self.status is not None:
+            self._exit_now(self.status)  # the other thread loads a model, or runs a batch for nobody, and cannot be interrupted
 
     def _serve(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         identity = new_identity("worker", self._who.slot if self._who.slot >= 0 else self._who.pid)
-        self._socket = open_dealer(context, self._run_dir.workers_endpoint, identity)
-        monitor = self._socket.get_monitor_socket(_UP | _DOWN)
+        self._socket = open_dealer(context, self._meeting.workers_endpoint, identity, self._meeting.curve_keys)
+        monitor = open_monitor(self._socket)
         poller = zmq.Poller()
         for source in (self._socket, monitor, self._bell, self._signals):
             poller.register(source, zmq.POLLIN)
@@ -142,7 +154,7 @@ class Link:
             while not self._is_over:
                 ready = dict(poller.poll(self._tick()))
                 if monitor in ready:
-                    self._watch(recv_monitor_message(monitor, zmq.NOBLOCK)["event"])
+                    self._watch(read_connection(monitor))
                 if self._bell in ready:
                     os.eventfd_read(self._bell)
                     self._obey()
@@ -151,6 +163,8 @@ class Link:
                 if self._socket in ready:
                     self._receive()
         finally:
+            if self._watchdog is not None:
+                self._watchdog.rest()
             self._socket.disable_monitor()
             monitor.close(linger=0)
             self._socket.close()
@@ -159,10 +173,15 @@ class Link:
     def _tick(self) -> int:
         """What is due now; returns the milliseconds until something is again."""
         now = time.monotonic()
+        if self._watchdog is not None:
+            self._watchdog.feed()
         if not self._is_introduced:
             self._introduce()
         if self._is_connected is not True and not self._who.supervised and now - self._lost_since > self._give_up_after_s:
             self._give_up()
+        if self._is_connected is not True and self._meeting.curve_keys is not None and now >= self._connect_at:
+            self._connect_at = now + _CONNECT_AGAIN_S
+            connect_again(self._socket, self._meeting.workers_endpoint)
         if now >= self._next_beat:
             self._next_beat = now + m.BEAT_INTERVAL_S
             # Beats to a broker that is away would pile up and reach the next one all at once.
@@ -175,7 +194,7 @@ class Link:
     def _introduce(self) -> None:
         """Send the hello, or the announcement while the model loads; later, if there is no token yet."""
         try:
-            token = self._run_dir.token()
+            token = self._meeting.token()
         except OSError:
             return
         who, ready = self._who, self._ready
@@ -186,14 +205,19 @@ class Link:
             self._send(m.WorkerHello(*hello))
         self._is_introduced = True
 
-    def _watch(self, event: int) -> None:
+    def _watch(self, connection: Connection) -> None:
         was_connected = self._is_connected
-        self._is_connected = bool(event & _UP)
-        if was_connected and not self._is_connected:
+        self._is_connected = connection is Connection.UP
+        if connection is Connection.REFUSED:
+            log.error("the broker no longer allows this worker's key")
+            self._end(EXIT_CANNOT_START)
+        elif was_connected and not self._is_connected:
             self._lost_since = time.monotonic()
+            self._connect_at = self._lost_since + _CONNECT_AGAIN_S
             log.warning("lost the broker, waiting for it")
         elif self._is_connected and was_connected is False:
             self._next_beat = 0.0  # a broker that does not know us answers with Introduce
+            log.info("connected to the broker again")
 
     def _obey(self) -> None:
         while not self._orders.empty():
@@ -246,6 +270,9 @@ class Link:
             case m.Refused(reason):
                 log.error("the broker refused this worker: %s", reason)
                 self._end(EXIT_CANNOT_START)
+            case m.Quit(reason):
+                log.error("the broker gave this worker up, ending at once: %s", reason)
+                self._end(EXIT_FAULT)
 
     def _meet(self, boot_id: int) -> None:
         """A broker of another start resubmits by itself: what it did not send is dropped unless it runs already."""
@@ -279,9 +306,9 @@ class Link:
         log.info("draining", extra={"cause": cause, "returned_batches": len(returned)})
 
     def _give_up(self) -> None:
-        if not self._run_dir.is_live():
-            log.error("no broker in %s for %g s; start the server first", self._run_dir.path, self._give_up_after_s)
-            self._end(EXIT_CANNOT_START)
+        if not self._meeting.is_live():
+            log.error("no broker at %s for %g s; start the server first", self._meeting.workers_endpoint, self._give_up_after_s)
+            self._end(EXIT_CANNOT_START if self._boot_id is None else EXIT_FAULT)
         self._lost_since = time.monotonic()
 
     def _end(self, status: int) -> None:
@@ -295,4 +322,7 @@ class Link:
         return int(_STATM.read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
     def _send(self, message: Header, payload: Buffer = b"") -> None:
-        self._socket.send_multipart(encode(message, payload), copy=len(payload) < _COPY_BELOW_BYTES)
+        try:
+            self._socket.send_multipart(encode(message, payload), zmq.NOBLOCK, copy=len(payload) < _COPY_BELOW_BYTES)
+        except zmq.Again:  # ZeroMQ has given the connection up, and would wait for another one
+            log.warning("a message for the broker is lost: there is no connection")

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from packhorse_shared.errors import ModelFilesError, SettingsError
-from packhorse_shared.messages import ErrorCode, ModelFacts, WorkerLimits
+from packhorse_shared.messages import ModelFacts, WorkerLimits
 from packhorse_shared.settings import BatchingSettings, ModelSettings
 from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.canary import check_canary, find_canary
 from packhorse_worker.engine.files.labels import told
 from packhorse_worker.engine.files.model_folder import ModelFolder, TokenLimit
 from packhorse_worker.engine.files.modules import Dense, LayerNorm, Pooling, SequenceHead, TokenHead, YesNoHead
@@ -76,7 +77,8 @@ def load_runner(folder: ModelFolder, name: str, model: ModelSettings, batching: 
     num_tokens = _num_tokens(batching, transformer, dtype, device)
     max_seq_len = find_max_seq_len(folder.limit, position_limit(transformer), model.max_seq_len, num_tokens)
     sizes = _Sizes(max_seq_len, num_tokens, embedding_rows(transformer), dimension, dtype)
-    facts = _facts(folder, name, model, sizes)
+    canary = find_canary(folder, rows=sizes.vocabulary_rows, max_seq_len=max_seq_len)
+    facts = _facts(folder, name, model, sizes, canary)
     with ThreadPoolExecutor(1, "tokenizer") as meanwhile:
         check = meanwhile.submit(check_tokenizer, folder, model, facts.vocabulary_rows)
         pipeline, grouping = _assemble(folder, transformer, parts, facts, device=device.torch_device)
@@ -84,6 +86,7 @@ def load_runner(folder: ModelFolder, name: str, model: ModelSettings, batching: 
         log.info("warming up", extra={"max_seq_len": max_seq_len, "max_num_tokens": num_tokens})
         warm_up(runner)
         check.result()
+        check_canary(runner)
     return runner
 
 
@@ -125,34 +128,23 @@ def _pad_id(transformer: Any, facts: ModelFacts) -> int:
 
 
 def warm_up(runner: Runner) -> None:
-    """Run representative batches, the largest first: a full one, the longest input (on a GPU), a short one.
-
-    Raises ModelFilesError when even the short one has no vector, or one of another size than the files say.
-    """
+    """Run representative batches, the largest first: a full one, and on a GPU the longest input. One that fails only warns."""
     facts, limits = runner.facts, runner.limits
     on_gpu = runner.pipeline.device.type == "cuda"
     most = limits.max_num_tokens if on_gpu else _CPU_WARM_UP_TOKENS
     length = max(1, min(facts.max_seq_len, most // limits.max_batch_size))
     rows = min(limits.max_batch_size, max(1, most // length))
-    longest = min(facts.max_seq_len, most)
-    shapes = [(rows, length), (1, longest), (1, min(8, longest))]
-    for count, tokens in shapes if on_gpu else shapes[::2]:
+    shapes = [(rows, length), (1, min(facts.max_seq_len, most))]
+    for count, tokens in shapes if on_gpu else shapes[:1]:
         outcome = runner.run([Input(np.arange(tokens, dtype=np.int32) % facts.vocabulary_rows)] * count)
         for failure in outcome.failures[:1]:
             log.warning(
                 "warm-up batch failed",
                 extra={"inputs": count, "tokens": tokens, "code": failure.code.value, "error": failure.message},
             )
-            if tokens <= 8 and failure.code is not ErrorCode.NON_FINITE_OUTPUT:
-                raise ModelFilesError(f"the model cannot encode even {tokens} tokens: {failure.message}")
-        for row in outcome.rows[:1]:
-            if row is not None and row.shape[-1] != facts.dimension:
-                raise ModelFilesError(
-                    f"the model gives vectors of {row.shape[-1]} values, but its config.json says {facts.dimension}"
-                )
 
 
-def _facts(folder: ModelFolder, name: str, model: ModelSettings, sizes: _Sizes) -> ModelFacts:
+def _facts(folder: ModelFolder, name: str, model: ModelSettings, sizes: _Sizes, canary: tuple[int, ...]) -> ModelFacts:
     dimensions, any_dimension = _matryoshka(folder, model, sizes.dimension)
     folders = (folder.transformer, *(part.folder for part in folder.parts if isinstance(part, Dense | LayerNorm)))
     weights = [file for each in folders for file in find_weights(each, allow_pickle=model.allow_pickle_weights)]
@@ -174,6 +166,7 @@ def _facts(folder: ModelFolder, name: str, model: ModelSettings, sizes: _Sizes) 
             prompts=folder.prompts,
             default_prompt_name=folder.default_prompt_name,
             lowercase=folder.lowercase,
+            canary=canary,
             fingerprint=fingerprint(folder.files, weights, served),
         )
         size = len(msgspec.msgpack.encode(facts))

@@ -1,0 +1,59 @@
+"""How a worker goes: it leaves, is lost, refused or killed. In every case its work is taken away first."""
+
+from __future__ import annotations
+
+from packhorse_broker import events as e
+from packhorse_broker.leases import Worker, WorkerState
+from packhorse_broker.ledger import Ledger
+from packhorse_shared.messages import ErrorCode, Refused
+
+
+def left(ledger: Ledger, event: e.WorkerLeft) -> None:
+    """A worker said bye. One that drained hands back what reached it too late; else what it ran is suspect."""
+    worker = ledger.fleet.workers.get(event.worker)
+    if worker is None:
+        return
+    blame = None if worker.state is WorkerState.DRAINING else "the worker that ran this input left"
+    moved = _take_work(ledger, worker, blame=blame)
+    ledger.retire(worker)
+    level, message = (e.ERROR, f"worker left: {event.reason}") if event.reason else (e.INFO, "worker left")
+    ledger.log(level, message, worker=worker.name, pid=worker.pid, inputs_moved=moved)
+
+
+def lost(ledger: Ledger, event: e.WorkerLost) -> None:
+    """A worker died: what it ran is suspect, what it had at hand goes back."""
+    worker = ledger.fleet.workers.get(event.worker)
+    if worker is None:
+        return
+    moved = _take_work(ledger, worker, blame="the workers that ran this input died")
+    ledger.retire(worker)
+    ledger.log(e.WARNING, f"worker lost: {event.reason}", worker=worker.name, pid=worker.pid, inputs_moved=moved)
+
+
+def refuse(ledger: Ledger, identity: bytes, reason: str, **fields: int) -> None:
+    """A worker may not join, or not stay: it is told why, and stops."""
+    ledger.actions.append(e.TellWorker(identity, Refused(reason)))
+    if (worker := ledger.fleet.workers.get(identity)) is not None:
+        _take_work(ledger, worker, blame=None)
+        ledger.retire(worker)
+    ledger.log(e.ERROR, f"worker refused: {reason}", **fields)
+
+
+def kill(ledger: Ledger, worker: Worker, reason: str, *, blame: bool) -> None:
+    """End a worker that will not do better. With ``blame``, what it ran is charged."""
+    _take_work(ledger, worker, blame="the workers that ran this input had to be killed" if blame else None)
+    ledger.retire(worker)
+    ledger.actions.append(e.KillWorker(worker.identity, worker.pid, reason))
+    done = "told to end itself" if worker.key_name else "killed"
+    ledger.log(e.ERROR, f"worker {done}: {reason}", worker=worker.name, pid=worker.pid)
+
+
+def _take_work(ledger: Ledger, worker: Worker, *, blame: str | None) -> int:
+    """Take everything away from a worker; with ``blame``, what it ran is charged. Returns the number of inputs."""
+    running, at_hand = ledger.fleet.reclaim(worker)
+    ledger.put_back(at_hand)
+    if running is not None and blame is None:
+        ledger.put_back([running])
+    elif running is not None and blame is not None:
+        ledger.charge(running, ErrorCode.WORKER_DIED, blame, is_deadly=True)
+    return sum(len(batch.items) for batch in (running, *at_hand) if batch is not None)
