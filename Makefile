@@ -11,6 +11,8 @@ PORT ?= 8000
 MODEL ?=
 # More flags for `packhorse embeddings`, or for pytest in `make test` and `make check`.
 ARGS ?=
+# How long `make storm` blows.
+MINUTES ?= 10
 
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
@@ -29,12 +31,14 @@ define install
 	@touch $@
 endef
 
-.PHONY: help serve test check format lint types clean
+.PHONY: help serve test check faults storm format lint types clean
 
 help:
 	@echo 'make serve    start the server on the bundled model (HOST, PORT, MODEL, ARGS)'
 	@echo 'make test     run the tests (ARGS for pytest)'
 	@echo 'make check    what CI runs: format, lint, types, import rules, tests'
+	@echo 'make faults   the tests of faults alone, with the aims of speed: for a machine that does nothing else'
+	@echo 'make storm    all faults at random on a running server (MINUTES, ARGS)'
 	@echo 'make format   format the code'
 	@echo 'make clean    remove the virtual environment and caches'
 
@@ -62,6 +66,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) $(ARGS)
+
+faults: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n 0 tests/process/faults --aims $(ARGS)
+
+storm: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python tests/process/faults/storm.py --minutes $(MINUTES) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

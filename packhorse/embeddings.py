@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import stat
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.run_dir import RunDir, open_lock, run_dir_of
 from packhorse_shared.settings import ModelSettings, Settings
 
+_SUPERVISORD_FILES = 1024
 _DESCRIPTION = """Serve a model behind one OpenAI-compatible endpoint on every device of this machine. MODEL is a Hugging Face
 name or a local folder; without it, the small model of the `demo` extra is served. Every flag is also accepted with dashes,
 and as the environment variable named beside it; a LIST is comma-separated, or its flag is
@@ -105,6 +107,7 @@ def _lock(run_dir: RunDir) -> int:
 def _check_start(settings: Settings, run_dir: RunDir) -> None:
     """What would make the parts fail, found before any of them starts."""
     _check_model(settings.model)
+    _check_open_files()
     if settings.http.uds is not None:
         is_stale_socket(Path(settings.http.uds))
     else:
@@ -112,6 +115,18 @@ def _check_start(settings: Settings, run_dir: RunDir) -> None:
     socket_path = run_dir.path / SOCKET_NAME
     if socket_path.exists() and not stat.S_ISSOCK(socket_path.lstat().st_mode):
         raise CannotStartError(f"run_dir: {socket_path} is in the way: it is not a socket, so it was not removed")
+
+
+def _check_open_files() -> None:
+    """supervisord wants so many, and says so in words that blame a setting of its own."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= _SUPERVISORD_FILES:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_SUPERVISORD_FILES, _SUPERVISORD_FILES))
+    except (ValueError, OSError):
+        needs = f"supervisord needs {_SUPERVISORD_FILES}"
+        raise CannotStartError(f"open files: the limit is {hard} (ulimit -n), {needs}; raise it") from None
 
 
 def _check_model(model: ModelSettings) -> None:

@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packhorse.complaints import Complaints
 from packhorse.control import Supervisor
 from packhorse.failures import FailureWatch, PartFailed
 from packhorse.tail import LogTail, Terminal
-from packhorse_shared.errors import CannotStartError, PackhorseError
+from packhorse_shared.errors import PackhorseError
 from packhorse_shared.lifetime import die_with_parent
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import query_status
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 SOCKET_NAME = "supervisor.sock"
 _LOG_NAME = "supervisord.log"
-_COMPLAINTS_NAME = "supervisord.stderr"
 _TICK_S = 0.1
 _LOOK_EVERY_S = 5.0
 """supervisord is asked when its log grew, and this often in any case."""
@@ -72,22 +72,16 @@ def _start_supervisord(run: Run, signal_mask: set[int | signal.Signals]) -> subp
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
         die_with_parent(launcher_pid)
 
-    # What it says is in its log, but for what stops it before it has one. An unread pipe would block it.
-    try:
-        complaints = (run.folder / _COMPLAINTS_NAME).open("wb")
-    except OSError as problem:
-        raise CannotStartError(f"run_dir: cannot write {run.folder / _COMPLAINTS_NAME}: {problem.strerror}") from None
-    with complaints:
-        return subprocess.Popen(  # noqa: S603 (our own interpreter and file)
-            [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(run.conf)],
-            cwd=run.folder,
-            env=dict(run.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=complaints,
-            start_new_session=True,
-            preexec_fn=in_child,  # noqa: PLW1509 (this process has one thread, and nothing else sets PDEATHSIG before exec)
-        )
+    return subprocess.Popen(  # noqa: S603 (our own interpreter and file)
+        [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(run.conf)],
+        cwd=run.folder,
+        env=dict(run.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=in_child,  # noqa: PLW1509 (this process has one thread, and nothing else sets PDEATHSIG before exec)
+    )
 
 
 class _Launcher:
@@ -98,6 +92,8 @@ class _Launcher:
     ) -> None:
         self._run = run
         self._child = child
+        assert child.stderr is not None
+        self._complaints = Complaints(child.stderr)
         self._tail = tail
         self._terminal = terminal
         self._signals = signals
@@ -114,6 +110,7 @@ class _Launcher:
         """Until supervisord has ended."""
         while True:
             received = signal.sigtimedwait(self._signals, _TICK_S)
+            self._complaints.read()
             self._tail.copy_to(self._terminal)
             if self._child.poll() is not None:
                 return self._ended(self._child.returncode)
@@ -179,8 +176,9 @@ class _Launcher:
         deadline = time.monotonic() + 1.0
         while self._tail.copy_to(self._terminal) and time.monotonic() < deadline:
             pass
+        self._complaints.read()
         if self._stop_by is None:
-            reason = self._complaint() or f"see {self._run.folder / _LOG_NAME}"
+            reason = self._complaints.last() or f"see {self._run.folder / _LOG_NAME}"
             log.error("supervisord ended by itself (status %d): %s", status, reason)
             return 1
         # -SIGTERM: told to stop before it had set itself up, so nothing of the run had begun.
@@ -189,11 +187,3 @@ class _Launcher:
             return 1
         log.info("stopped")
         return 0
-
-    def _complaint(self) -> str | None:
-        """Why supervisord would not begin, if it says so: a line that starts with ``Error:``."""
-        try:
-            lines = (self._run.folder / _COMPLAINTS_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return None
-        return next((line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")), None)

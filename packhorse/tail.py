@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,12 +12,13 @@ from pathlib import Path
 _CHUNK_BYTES = 4096
 """A write of at most PIPE_BUF bytes to a pipe that select calls writable does not block (pipe(7))."""
 _LAST_BYTES = 65_536
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAMES = re.compile(r"(broker|slots|worker-\d+|frontend-\d+)\.log")
 
 
 class Terminal:
     """Our stderr, written to only when that does not block: a terminal that is stopped, or a pipe that nobody reads, must not
-    keep the launcher from its work. Once closed, what is written is dropped: it is in the files."""
+    keep the launcher from its work. Once closed, and while its disk is full, what is written is dropped: it is in the files."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -40,8 +42,8 @@ class Terminal:
         try:
             while data and not self._is_closed:
                 data = data[os.write(self._descriptor, data) :]
-        except OSError:
-            self._is_closed = True
+        except OSError as problem:
+            self._is_closed = problem.errno not in _NO_SPACE
 
     def flush(self) -> None:
         """Nothing is held back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import sys
 import time
@@ -27,6 +28,8 @@ from packhorse_shared.settings import ProcessSettings, Settings, encode_settings
 
 log = logging.getLogger(__name__)
 
+_DESCRIPTORS = 1 << 16
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the broker until it is told to stop; returns the exit status."""
@@ -34,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_settings(parser)
     _, settings = parse(parser, sys.argv[1:] if arguments is None else arguments, os.environ)
     configure_logs(settings.process, "broker")
+    _raise_descriptor_limit()
     try:
         return _run(settings, os.environ)
     except (SettingsError, CannotStartError) as problem:
@@ -49,6 +53,15 @@ def _run(settings: Settings, environ: Mapping[str, str]) -> int:
     core = BrokerCore(settings, boot_id=boot_id, worker_token=token, now=time.monotonic())
     with stop_signals() as signals:
         return serve(core, run_dir, signals, encode_settings(_as_told(settings)), remote_workers)
+
+
+def _raise_descriptor_limit() -> None:
+    """Each connection takes a descriptor, those of strangers at the tcp port too until they are cut off, and ZeroMQ ends the
+    process when none is left for one in the run directory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _remote_workers(process: ProcessSettings) -> RemoteWorkers | None:

@@ -20,6 +20,8 @@ from packhorse_shared.messages import FIRST_CANARY_ID, BatchFailed, Done, InputF
 
 TOLERANCE = 0.1
 """Largest difference of a value, as a share of the largest value: far above rounding in bfloat16, far below another text."""
+LOGIT_SCALE = 1.0
+"""What the largest of logits counts for at least: the few of a text may all be near zero, which says nothing of rounding."""
 _MOST_VALUES = 1 << 16
 """Rows longer than this are compared in their beginning."""
 
@@ -64,7 +66,7 @@ class Canaries:
             return "it is not finite"
         if self._right is None:
             self._right = values
-        return _contradiction(values, self._right)
+        return _contradiction(values, self._right, 0.0 if facts.task == "embedding" else LOGIT_SCALE)
 
     def forget(self) -> None:
         """No worker is left that agrees with the measure: the next one sets it anew."""
@@ -75,9 +77,9 @@ def _failed(failure: BatchFailed | InputFailure) -> str:
     return f"it failed ({failure.code.value}): {failure.message}"
 
 
-def _contradiction(values: tuple[float, ...], right: tuple[float, ...]) -> str | None:
+def _contradiction(values: tuple[float, ...], right: tuple[float, ...], least_scale: float) -> str | None:
     largest = max(map(abs, right))
     difference = max(abs(one - other) for one, other in zip(values, right, strict=True))
-    if difference <= TOLERANCE * largest:
+    if difference <= TOLERANCE * max(largest, least_scale):
         return None
     return f"it differs by {difference:.3g} from what other workers of this model gave, whose largest value is {largest:.3g}"

@@ -108,12 +108,13 @@ class BrokerCore:
             ledger.patrol_by(next(iter(ledger.gone.values()))[1])
 
     def _excuse(self, stalled_s: float) -> None:
-        """The broker heard nobody while it did not run: that is not their silence."""
+        """The broker heard nobody while it did not run, and took no answer: that is neither their silence nor their slowness.
+        What they said meanwhile may still be on its way, so that everybody has time anew."""
         ledger = self._ledger
         for worker in ledger.fleet.workers.values():
-            worker.last_heard = min(ledger.now, worker.last_heard + stalled_s)
+            worker.excuse(stalled_s, ledger.now)
         for frontend in ledger.frontends.values():
-            frontend.last_heard = min(ledger.now, frontend.last_heard + stalled_s)
+            frontend.last_heard = ledger.now
         ledger.log(e.WARNING, f"the broker itself did not run for {stalled_s:.1f} s")
 
     # ---- what frontends know ----

@@ -74,9 +74,12 @@ class Door:
         return self.tag + peer, [each.buffer if len(each) >= COPY_BELOW_BYTES else each.bytes for each in frames], key
 
     def send(self, peer: bytes, message: Header, payload: Buffer = b"") -> bool:
-        """Send to a peer of this door; False when there is no such peer any more."""
+        """Send to a peer of this door; False when there is no such peer any more, or it has read nothing for ages."""
+        frames = [peer[1:], *encode(message, payload)]
         try:
-            self.socket.send_multipart([peer[1:], *encode(message, payload)], copy=len(payload) < COPY_BELOW_BYTES)
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=len(payload) < COPY_BELOW_BYTES)
+        except zmq.Again:
+            return False
         except zmq.ZMQError as problem:
             if problem.errno == zmq.EHOSTUNREACH:
                 return False

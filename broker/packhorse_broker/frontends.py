@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
 from packhorse_broker import events as e
 from packhorse_broker.admission import MAX_HELD_BYTES, NO_WORKER_RETRY_AFTER_S, Refusal, in_quarantine, too_long
 from packhorse_broker.dispatch import dispatch
@@ -20,8 +24,11 @@ from packhorse_shared.messages import (
     RateStatus,
     StatusReport,
     SubmittedRequest,
+    WorkerStatus,
 )
 
+_MOST_WORKERS_BYTES = 60_000
+"""Of a report, whose header may have 64 KiB."""
 FRONTEND_SILENT_S = 30.0
 """A frontend that sends nothing for so long is given up. Its death is seen at once by its pid; this is for a frozen one."""
 
@@ -165,9 +172,9 @@ def _report(ledger: Ledger) -> StatusReport:
     if (oldest := ledger.queue.oldest_arrival()) is not None:
         arrivals.append(oldest)
     suspect_only = {request for request, _ in suspects if not request.queued}
-    workers = [worker.status(now) for worker in ledger.fleet.workers.values()]
-    names = {status.id for status in workers}
-    workers += [status for name, (status, until) in ledger.gone.items() if until > now and name not in names]
+    live = [worker.status(now) for worker in ledger.fleet.workers.values()]
+    names = {status.id for status in live}
+    gone = [status for name, (status, until) in ledger.gone.items() if until > now and name not in names]
     requests_per_s, inputs_per_s, tokens_per_s = (round(rate, 2) for rate in ledger.meter.per_second(now))
     return StatusReport(
         version=__version__,
@@ -178,9 +185,19 @@ def _report(ledger: Ledger) -> StatusReport:
             oldest_wait_ms=round(1000 * (now - min(arrivals)), 3) if arrivals else 0.0,
             limit=ledger.settings.batching.max_queue_size,
         ),
-        workers=sorted(workers, key=lambda status: (len(status.id), status.id)),
+        workers=sorted(_those_that_fit([*live, *gone]), key=lambda status: (len(status.id), status.id)),
         rates=RateStatus(requests_per_s=requests_per_s, inputs_per_s=inputs_per_s, tokens_per_s=tokens_per_s),
     )
+
+
+def _those_that_fit(workers: list[WorkerStatus]) -> Iterator[WorkerStatus]:
+    """The first ones, as many as a message holds: some 300."""
+    left = _MOST_WORKERS_BYTES
+    for each in workers:
+        left -= len(msgspec.msgpack.encode(each))
+        if left < 0:
+            return
+        yield each
 
 
 def _model_status(model: ModelFacts, batch_tokens: int) -> ModelStatus:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 
+import msgspec
+
 from packhorse_broker import events as e
 from packhorse_broker.departures import kill, lost, refuse
 from packhorse_broker.leases import Worker, WorkerState
@@ -11,7 +13,17 @@ from packhorse_broker.ledger import Ledger
 from packhorse_broker.patrol import LOADING_PATIENCE, silence_s
 from packhorse_broker.stats import BusyShare
 from packhorse_shared.codec import Buffer
-from packhorse_shared.messages import PROTOCOL_VERSION, BatchFailed, Done, ErrorCode, Join, WorkerAnnounce, WorkerHello
+from packhorse_shared.messages import (
+    MAX_FACTS_BYTES,
+    PROTOCOL_VERSION,
+    BatchFailed,
+    Done,
+    ErrorCode,
+    Join,
+    ModelFacts,
+    WorkerAnnounce,
+    WorkerHello,
+)
 
 
 def announced(ledger: Ledger, event: e.WorkerAnnounced) -> None:
@@ -23,7 +35,7 @@ def announced(ledger: Ledger, event: e.WorkerAnnounced) -> None:
 def greeted(ledger: Ledger, event: e.WorkerGreeted) -> None:
     """A worker is ready for work, or was ready all along and follows the request to introduce itself."""
     hello = event.hello
-    if not _may_join(ledger, event, hello, hello.model.fingerprint):
+    if not _may_join(ledger, event, hello, hello.model):
         return
     worker = _enter(ledger, event, hello)
     if worker.state in (WorkerState.LOADING, WorkerState.TESTED):
@@ -79,7 +91,7 @@ def judge(ledger: Ledger, worker: Worker, answer: Done | BatchFailed, payload: B
 
 
 def _may_join(
-    ledger: Ledger, event: e.WorkerAnnounced | e.WorkerGreeted, hello: WorkerAnnounce | WorkerHello, fingerprint: str | None
+    ledger: Ledger, event: e.WorkerAnnounced | e.WorkerGreeted, hello: WorkerAnnounce | WorkerHello, model: ModelFacts | None
 ) -> bool:
     """Whether a worker shows what it must; if not, it is told why, in one line. One that has shown a key needs no token."""
     reason = None
@@ -87,8 +99,10 @@ def _may_join(
         reason = _other_version(hello.version)
     elif not event.key_name and not hmac.compare_digest(hello.token.encode(), ledger.worker_token.encode()):
         reason = "its token is not the one in the run directory (worker.token)"
-    elif fingerprint is not None and ledger.model is not None and fingerprint != ledger.model.fingerprint:
+    elif model is not None and ledger.model is not None and model.fingerprint != ledger.model.fingerprint:
         reason = _other_model(ledger.model.name)
+    elif model is not None and (size := len(msgspec.msgpack.encode(model))) > MAX_FACTS_BYTES:
+        reason = f"what it tells of its model takes {size} bytes, limit {MAX_FACTS_BYTES}"
     if reason is None:
         return True
     refuse(ledger, event.worker, reason, slot=hello.slot, pid=hello.pid)

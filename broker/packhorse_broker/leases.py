@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packhorse_broker.canary import Canary
 from packhorse_broker.fairness import Limits
@@ -19,6 +19,8 @@ from packhorse_shared.messages import ModelFacts, WorkerStatus
 
 CREDITS = 2
 _SPEED_WEIGHT = 0.2
+_FULL_COUNTS_S = 5.0
+"""How long the time of full batches is believed while all batches are small ones. Under load there is always a full one."""
 
 
 class WorkerState(enum.StrEnum):
@@ -53,19 +55,27 @@ class Speed:
         self.full_s_per_token = MovingAverage(_SPEED_WEIGHT)
         """Of full batches only: small ones cost more per token and say little about what a long queue will take."""
         self.s_per_full_batch = MovingAverage(_SPEED_WEIGHT)
+        self._full_at = float("-inf")
 
     def predicted_s(self, batch: Batch) -> float:
         """What a batch should take; 0 while nothing is known."""
         predictions = (self.s_per_full_batch.value, None if (each := self.s_per_token.value) is None else each * batch.tokens)
         return min((each for each in predictions if each is not None), default=0.0)
 
-    def ran(self, batch: Batch, took_s: float) -> None:
-        """Learn from a finished batch."""
+    def ran(self, batch: Batch, took_s: float, now: float) -> None:
+        """Learn from a finished batch.
+
+        A full one that something held up, as the first one of a cold device, makes new requests be refused. Then none may
+        ever fill a batch again and tell better, so what was learned from full batches is forgotten when no more come.
+        """
         took_s = max(took_s, 1e-6)
         self.s_per_token.add(took_s / batch.tokens)
         if batch.is_full:
+            self._full_at = now
             self.full_s_per_token.add(took_s / batch.tokens)
             self.s_per_full_batch.add(took_s)
+        elif now >= self._full_at + _FULL_COUNTS_S:
+            self.full_s_per_token.value = self.s_per_full_batch.value = None
 
 
 @dataclass(slots=True, eq=False)
@@ -134,10 +144,20 @@ class Worker:
             left_s += max(0.0, self.speed.predicted_s(batch) - elapsed_s)
         return left_s
 
+    def excuse(self, stalled_s: float, now: float) -> None:
+        """The broker did not run for so long, until now: that time does not count for anything that is awaited from here."""
+        self.last_heard = now
+        if self.canary is not None:
+            self.canary = replace(self.canary, sent_at=min(now, self.canary.sent_at + stalled_s))
+        for batch in self.in_flight:
+            batch.sent_at = min(now, batch.sent_at + stalled_s)
+            if batch.started_at is not None:
+                batch.started_at = min(now, batch.started_at + stalled_s)
+
     def ran(self, batch: Batch, now: float) -> None:
         """Count a batch that it answered, and learn from it."""
         assert batch.started_at is not None, "it never began"
-        self.speed.ran(batch, now - batch.started_at)
+        self.speed.ran(batch, now - batch.started_at, now)
         self.busy.ran(batch.started_at, now)
         self.batches += 1
         self.inputs += len(batch.items)

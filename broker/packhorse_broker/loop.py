@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _MOST_MESSAGES_PER_WAKE_UP = 1024
 """Per socket, so that none starves another or the dispatch."""
 _STALL_S = 0.5
-"""Waking up this late means that this process did not run."""
+"""Waking up this late, or taking this long before time is looked at, means that this process did not run."""
 _COMPLAINT_INTERVAL_S = 1.0
 
 
@@ -129,6 +129,8 @@ class BrokerLoop:
 
     def _wake_up(self, ready: dict[Any, int], planned: float | None) -> None:
         woke_at = time.monotonic()
+        if planned is not None:
+            self._tell_stall(planned)
         for door in self._doors.values():
             if door.socket in ready:
                 self._drain(door)
@@ -137,14 +139,18 @@ class BrokerLoop:
                 self._handle(self._stop_watching(descriptor))
         if self._signals.fileno() in ready:
             self._read_signals()
-        if planned is not None and woke_at - planned > _STALL_S:
-            self._handle(e.BrokerStalled(woke_at - planned))
+        self._tell_stall(woke_at)
         self._handle(e.TimePassed())
         while self._found:
             while self._found:
                 self._handle(self._found.popleft())
             self._handle(e.TimePassed())
         self._complaints.report(woke_at)
+
+    def _tell_stall(self, due_at: float) -> None:
+        """What is due now should have come about then."""
+        if (stalled_s := time.monotonic() - due_at) > _STALL_S:
+            self._handle(e.BrokerStalled(stalled_s))
 
     def _drain(self, door: Door) -> None:
         """Handle what a socket holds, up to a bound; what is left wakes the poller again at once."""

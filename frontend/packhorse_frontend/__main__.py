@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import ssl
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import uvloop
 
 from packhorse_frontend.app import Frontend, FrontendPlan
+from packhorse_frontend.descriptors import fit_descriptors
 from packhorse_frontend.keys import load_keys
 from packhorse_frontend.port import listen
 from packhorse_frontend.server import DrainingServer, uvicorn_config
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.001
 """A thread that reads a large body gives way to the event loop after so long; Python's own 5 ms add up over a request."""
 _MOST_THREADS = 8
-_OTHER_DESCRIPTORS = 256
-"""Beside connections: sockets, libraries, and those that are refused."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +64,7 @@ async def _serve(settings: Settings, index: int, environ: Mapping[str, str]) -> 
     run_dir.prepare()
     plan = _plan(settings, run_dir, index)
     _check_certificate(http)
-    _raise_descriptor_limit(http)
+    http = fit_descriptors(http)
     sockets = listen(http, run_dir)
     watchdog = Watchdog()
     frontend = Frontend(plan, lambda: server.stop())  # noqa: PLW0108 (there is no server yet)
@@ -111,18 +109,6 @@ def _check_certificate(http: HttpSettings) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(http.ssl_certfile, http.ssl_keyfile)
     except OSError as problem:
         raise SettingsError("ssl_certfile", f"{http.ssl_certfile} with its key cannot be used: {problem}") from None
-
-
-def _raise_descriptor_limit(http: HttpSettings) -> None:
-    """Room for max_connections: the usual soft limit of 1024 is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = http.max_connections + _OTHER_DESCRIPTORS
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    new = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (new, hard))
-    if new < wanted:
-        log.warning("max_connections is above the limit of open files", extra={"limit": hard, "wanted": wanted})
 
 
 if __name__ == "__main__":

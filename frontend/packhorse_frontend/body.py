@@ -20,8 +20,12 @@ _GZIP = zlib.MAX_WBITS | 16
 _STEP_BYTES = 1 << 20
 _LEAST_MEMORY_BYTES = 256 << 20
 _BODIES_IN_MEMORY = 4
+_MOST_MEMBERS = 1024
+"""Gzip files that a body may be joined of; that tools join a handful is usual."""
 LARGEST_INLINE_BYTES = 64 * 1024
 """A body up to this size is parsed on the event loop, a larger one in a thread, and counted."""
+_SMALL_ANSWER_BYTES = 16 * 1024
+"""So many values make an answer whose text fits into a connection's buffer: it is not counted."""
 
 
 class ClientGoneError(Exception):
@@ -49,8 +53,9 @@ class BodyShare:
             self._body_bytes = body_bytes
 
     def expect_answer(self, values: int) -> None:
-        """The answer will be so many float32 values; few tokens may ask for very many. Its text is written piece by piece, and
-        does not count. Raises Problem: 400 where it could never be held, 503 where it is too much beside what others hold."""
+        """The answer will be so many float32 values; few tokens may ask for very many. Its text is at most four times as much,
+        and does not count for itself. Raises Problem: 400 where it could never be held, 503 where it is too much beside what
+        others hold."""
         answer_bytes = BYTES_PER_VALUE * values
         if answer_bytes > self._memory.max_bytes:
             raise invalid(
@@ -59,7 +64,7 @@ class BodyShare:
                 "input",
                 "answer_too_large",
             )
-        if answer_bytes > LARGEST_INLINE_BYTES:
+        if answer_bytes > _SMALL_ANSWER_BYTES:
             self._memory.take(answer_bytes)
             self._answer_bytes = answer_bytes
 
@@ -153,13 +158,15 @@ async def _unpack(chunks: AsyncIterator[bytes], max_bytes: int, share: BodyShare
     unpacked: list[bytes] = []
     size = 0
     unpacker = zlib.decompressobj(_GZIP)
-    is_begun = False
+    is_begun, members = False, 1
     try:
         async for chunk in chunks:
             rest = chunk
             while rest:
                 if unpacker.eof:  # gzip files may be joined
-                    unpacker, is_begun = zlib.decompressobj(_GZIP), False
+                    unpacker, is_begun, members = zlib.decompressobj(_GZIP), False, members + 1
+                    if members > _MOST_MEMBERS:
+                        raise invalid(f"the body is joined of more than {_MOST_MEMBERS} gzip members", None)
                 piece = unpacker.decompress(rest, _STEP_BYTES)
                 is_begun = True
                 size += len(piece)

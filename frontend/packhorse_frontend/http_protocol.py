@@ -1,14 +1,16 @@
 """HTTP/1.1 as uvicorn speaks it with httptools, made safe against clients that send too much, too slowly or too cleverly.
 
-- The head of a request is collected here, up to ``MAX_HEAD_BYTES``, and only then given to the parser: 431 beyond.
+- The head of a request is collected here, up to ``MAX_HEAD_BYTES``, and only then given to the parser: 431 beyond. What can be
+  none is refused as soon as that is seen (``head.py``).
 - From the first byte of a request (or the opening of the connection) until its last one, ``receive_timeout`` runs, longer by
   one second for each MiB of body: 408. It does not run while a kept-alive connection is idle.
+- A body that nobody reads, since its request was answered already, has the same limit as any other; then the connection ends.
+- What came in one go is taken in turns with other connections: a chunked body may be a call for each of its bytes.
 - A client that takes nothing of its answer for ``keep_alive`` seconds is cut off: what waits for it is held in memory.
 - Requests of one connection are handled strictly one after the other: what a client sends ahead waits unparsed, within a bound.
 - A connection that ends with an answer is closed for writing first and read for a moment more, since closing with unread
   bytes resets it, and the client would never see the answer.
-- ``Upgrade`` is taken out of the head: the parser ends a request at it, and would lose the body that Java's client sends
-  with its offer of h2c.
+- ``Upgrade`` is ignored, and the body that Java's client sends with its offer of h2c is kept.
 
 Whatever is refused here gets the same envelope as everything else.
 """
@@ -17,31 +19,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from packhorse_frontend.descriptors import overflow_of
+from packhorse_frontend.head import (
+    MAX_HEAD_BYTES,
+    HeaderRules,
+    find_end,
+    find_fault,
+    skip_empty_lines,
+    without_upgrade,
+)
 from packhorse_frontend.lingering import LingeringTransport
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.refusal import split_head, write_refusal
+from packhorse_frontend.turns import TurnFlow
 from packhorse_shared.settings import HttpSettings
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 16 * 1024
 _MAX_AHEAD_BYTES = 64 * 1024
 _MAX_FRAMING_BYTES = 16 * 1024
-_BODY_STEP_BYTES = 64 * 1024
-_OVERFLOW_CONNECTIONS = 256
-"""Connections above ``max_connections`` that still get a 503; beyond these, new ones are closed without a word."""
+_BODY_STEP_BYTES = 8 * 1024
+"""A chunked body is given to the parser in such steps."""
+_PIECES_PER_TURN = 512
 _OVERFLOW_TIMEOUT_S = 1.0
 _MIB = 1 << 20
-_UPGRADE = re.compile(rb"(?im)^(upgrade|http2-settings):")
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -59,12 +67,19 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._head = bytearray()
         """A head that is not complete yet, or what the client sent ahead."""
+        self._waiting = bytearray()
+        """What came, and waits for this connection's next turn."""
+        self._empty_bytes = 0
+        """Bytes of empty lines before it."""
         self._taken_head = b""
         """The head of the request whose body comes."""
         self._is_in_body = False
         """Whether a head was given to the parser and its message is not complete."""
         self._is_begun = False
         self._is_head_parsed = False
+        self._rules = HeaderRules()
+        self._pieces = 0
+        """Pieces of a body that came in this turn."""
         self._body_left: int | None = None
         """Bytes of the body still to come; None for a chunked one."""
         self._body_bytes = 0
@@ -83,10 +98,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """Count the connection, and start to wait for its first request."""
         super().connection_made(transport)
         self.transport = LingeringTransport(transport, self.loop, self._has_unread)  # type: ignore[assignment]  # a proxy of one
-        self.flow = FlowControl(self.transport)
+        self.flow = self._turns = TurnFlow(self.transport)
         excess = len(self.connections) - self.limits.max_connections
         self._is_overflow = excess > 0
-        if excess > _OVERFLOW_CONNECTIONS:
+        if excess > overflow_of(self.limits.max_connections):
             self._is_broken = True
             transport.abort()
             return
@@ -104,8 +119,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._is_broken or self.transport.is_closing():
             return
-        rest = memoryview(data)
+        if self._waiting:
+            self._waiting += data
+        else:
+            self._take(memoryview(data))
+
+    def _take(self, rest: memoryview) -> None:
+        """Take bytes in, as many as this connection may in one turn."""
+        self._pieces = 0
         while rest and not self._is_broken:
+            if self._pieces >= _PIECES_PER_TURN:
+                self._waiting = bytearray(rest)
+                self._turns.hold()
+                self.loop.call_soon(self._take_waiting)
+                return
             if self._is_in_body:
                 rest = self._take_body(rest)
             else:
@@ -116,11 +143,17 @@ class GuardedProtocol(HttpToolsProtocol):
                 else:
                     rest = self._take_head()
 
+    def _take_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, bytearray()
+        self._turns.release()
+        if not self.transport.is_closing():
+            self._take(memoryview(waiting))
+
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _has_unread(self) -> bool:
-        return self._is_in_body or self._is_broken or bool(self._head)
+        return self._is_in_body or self._is_broken or bool(self._head) or bool(self._waiting)
 
     def _bound_ahead(self) -> None:
         """The client sends ahead while its last request is being answered."""
@@ -140,12 +173,15 @@ class GuardedProtocol(HttpToolsProtocol):
         """Give the parser a head that is complete; returns the bytes after it."""
         if self._deadline is None:
             self._start_receiving()
-        while self._head[:2] == b"\r\n":
-            del self._head[:2]
-        end = _end_of_head(self._head)
-        if end > MAX_HEAD_BYTES or (not end and len(self._head) > MAX_HEAD_BYTES):
+        self._empty_bytes += skip_empty_lines(self._head)
+        end = find_end(self._head)
+        if self._empty_bytes + (end or len(self._head)) > MAX_HEAD_BYTES:
             message = f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes"
             self._refuse(Problem(431, message, code="headers_too_large"))
+            return memoryview(b"")
+        fault = find_fault(self._head[:end] if end else self._head)
+        if fault is not None:
+            self._refuse_malformed(fault)
             return memoryview(b"")
         if not end:
             return memoryview(b"")
@@ -159,12 +195,14 @@ class GuardedProtocol(HttpToolsProtocol):
                 )
             )
             return memoryview(b"")
-        head = _UPGRADE.sub(rb"x-ignored-\1:", bytes(self._head[:end]))
+        head = without_upgrade(self._head[:end])
         rest = memoryview(bytes(self._head[end:]))
         self._head.clear()
+        self._empty_bytes = 0
         self._taken_head = head
         self._is_in_body, self._is_begun, self._is_head_parsed = True, False, False
         self._body_left, self._body_bytes, self._framing_bytes = None, 0, 0
+        self._rules = HeaderRules()
         self._feed(head)
         return rest
 
@@ -180,7 +218,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._framing_bytes += size - (self._body_bytes - before)
             if self._framing_bytes > _MAX_FRAMING_BYTES + 8 * self._body_bytes:
                 self._refuse(Problem(400, "the chunked body is mostly framing", code="bad_request"))
+        self._bound_unread()
         return data[size:]
+
+    def _bound_unread(self) -> None:
+        """The rest of the body is received though its request was answered: that keeps the connection usable, up to a limit."""
+        body_bytes = (self._body_left or 0) + self._body_bytes
+        if self._is_in_body and not self._is_answering() and body_bytes > self.limits.max_body_bytes:
+            self._close_broken()
 
     def _feed(self, data: bytes | memoryview) -> None:
         try:
@@ -189,7 +234,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(Problem(400, "CONNECT and protocol upgrades are not supported", code="bad_request"))
         except httptools.HttpParserError as problem:
             if self._is_in_body:
-                self._refuse(Problem(400, f"this is not a valid HTTP/1.1 request: {problem}"[:300], code="bad_request"))
+                # What one of the callbacks below raised is the parser's problem's context.
+                is_ours = isinstance(problem, httptools.HttpParserCallbackError)
+                self._refuse_malformed(str(problem.__context__ if is_ours else problem))
             else:
                 self._end_after_answer()  # the request was fine, what the client sent ahead is not
 
@@ -206,17 +253,20 @@ class GuardedProtocol(HttpToolsProtocol):
         """One header. The body's length decides how much of what follows belongs to it. Trailers are read by nobody."""
         if self._is_head_parsed:
             return
-        if name.lower() == b"content-length":
+        name = name.lower()
+        self._rules.check(name, value, self.parser.get_http_version())
+        if name == b"content-length":
             self._body_left = int(value)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is complete: the route starts, and will wait for the body."""
-        self._is_head_parsed = True
         super().on_headers_complete()
+        self._is_head_parsed = True
 
     def on_body(self, body: bytes) -> None:
         """Some of the body."""
+        self._pieces += 1
         self._body_bytes += len(body)
         super().on_body(body)
 
@@ -236,6 +286,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_in_body:
             self._unset_keepalive_if_required()
+            self._bound_unread()
         elif self._head:
             self.loop.call_soon(self._resume_ahead)
 
@@ -312,13 +363,26 @@ class GuardedProtocol(HttpToolsProtocol):
         """What uvicorn itself finds wrong gets the envelope too."""
         self._refuse(Problem(400, msg, code="bad_request"))
 
+    def _refuse_malformed(self, what: str) -> None:
+        self._refuse(Problem(400, f"this is not a valid HTTP/1.1 request: {what}"[:300], code="bad_request"))
+
+    def _close_broken(self) -> None:
+        """Close without an answer: there was one."""
+        self._is_broken = True
+        self._stop_receiving()
+        self._head.clear()
+        self.transport.close()
+
     def _refuse(self, problem: Problem) -> None:
         """Answer outside of any route, and close. A route that waits for the rest of its request learns that it is gone."""
+        log.debug("request refused", extra={"status": problem.status, "reason": problem.message})
+        if self._is_in_body and self._is_head_parsed and not self._is_answering():
+            self._close_broken()
+            return
         requested = split_head(self._taken_head if self._is_in_body else self._head)
         self._is_broken = True
         self._stop_receiving()
         self._head.clear()
-        log.debug("request refused", extra={"status": problem.status, "reason": problem.message})
         if self.transport.is_closing():
             return
         if self._is_answering():
@@ -334,9 +398,3 @@ class GuardedProtocol(HttpToolsProtocol):
 def guard(settings: HttpSettings) -> type[GuardedProtocol]:
     """The protocol class with these settings, as uvicorn wants it: a class to make connections of."""
     return type("GuardedProtocol", (GuardedProtocol,), {"limits": settings})
-
-
-def _end_of_head(head: bytearray) -> int:
-    """Where the head ends (the first byte after it); 0 while it does not. A bare LF ends it too, for the parser to refuse."""
-    ends = [end + len(mark) for mark in (b"\r\n\r\n", b"\n\n") if (end := head.find(mark)) >= 0]
-    return min(ends, default=0)

@@ -57,9 +57,8 @@ def lock_address(http: HttpSettings, run_dir: Path, folder: Path = _LOCK_FOLDER)
         raise CannotStartError(f"port: the lock file {path} is not a file of user {os.geteuid()}; remove it")
     own = os.fsencode(run_dir)
     is_first = _try_lock(descriptor, fcntl.LOCK_EX)
-    if is_first:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, own, 0)
+    if is_first and os.pread(descriptor, _LONGEST_PATH_BYTES, 0) != own:  # else nothing is to be written, even to a full disk
+        _write(descriptor, own, path)
     deadline = time.monotonic() + _LOCK_WITHIN_S
     # Going from an exclusive lock to a shared one lets go in between (flock(2)): another may write first, so look again.
     while not _try_lock(descriptor, fcntl.LOCK_SH):
@@ -74,6 +73,15 @@ def lock_address(http: HttpSettings, run_dir: Path, folder: Path = _LOCK_FOLDER)
             f"port: {http.port} is served by the Packhorse of {os.fsdecode(holder)}; choose another --port, or stop that one"
         )
     return is_first
+
+
+def _write(descriptor: int, content: bytes, path: Path) -> None:
+    try:
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    except OSError as problem:
+        os.close(descriptor)
+        raise CannotStartError(f"port: cannot write the lock file {path}: {problem.strerror}") from None
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:

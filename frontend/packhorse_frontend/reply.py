@@ -17,13 +17,19 @@ from packhorse_frontend.disconnect import while_connected
 
 _PIECES_PER_STEP = 4
 """About a megabyte of text: what a client that does not read can make a frontend hold."""
+_CONNECTION_BUFFER_BYTES = 64 * 1024
+"""What is written to a connection is not waited for below this size."""
 _JSON = (b"content-type", b"application/json")
 
 
 async def send_whole(send: Send, body: bytes) -> None:
-    """Send a body of JSON with status 200."""
+    """Send a body of JSON with status 200. Returns when the client has taken it, or left."""
     headers = [_JSON, (b"content-length", str(len(body)).encode("ascii"))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if len(body) > _CONNECTION_BUFFER_BYTES:
+        # What follows waits until the client has read: so long the request has its share of the memory.
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""
     await send({"type": "http.response.body", "body": body})
 
 

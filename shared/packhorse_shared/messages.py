@@ -28,6 +28,8 @@ from packhorse_shared.settings import MAX_BATCH_INPUTS, MAX_FRONTENDS, MAX_INPUT
 PROTOCOL_VERSION = 3
 MAX_LABELS = 4096
 MAX_CANARY_TOKENS = 16
+MAX_FACTS_BYTES = 60_000
+"""Of an encoded ``ModelFacts``: a header has 64 KiB, and those that hold one a little more than it."""
 WORST_PRIORITY = 100
 BYTES_PER_TOKEN = 4
 BYTES_PER_VALUE = 4

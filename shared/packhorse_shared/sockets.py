@@ -1,8 +1,9 @@
 """ZeroMQ sockets, made in one place so that every trap is avoided once.
 
-- High-water marks are 0: a ROUTER at its default mark drops messages in silence. What may wait is bounded by the broker's
-  core, in inputs and in bytes.
-- ``ROUTER_MANDATORY`` makes a send to a peer that left an error instead of nothing.
+- ``ROUTER_MANDATORY`` makes a send to a peer that left, or that reads nothing any more, an error instead of nothing.
+- The broker's high-water marks are far above what waits for a peer that lives: what matters is bounded by its core, in inputs
+  and in bytes. They bound what a peer can fill its memory with, by questions whose answers it does not read, or by more than
+  the broker can look at. The others' marks are 0: they talk to the broker only.
 - ``LINGER`` is short, so that no process hangs at exit; ``MAXMSGSIZE`` bounds what a peer can make us hold.
 - Identities are role, index and a random part: fixed ones can be hijacked, and are refused after a restart.
 - Over tcp both sides send heartbeats: a link that is cut without a word is noticed. The broker lets a worker that connects
@@ -24,6 +25,8 @@ from packhorse_shared.key_folders import BrokerKeys, WorkerKeys
 from packhorse_shared.messages import StatusQuery, StatusReport
 from packhorse_shared.run_dir import RunDir
 
+MOST_WAITING_MESSAGES = 1 << 16
+"""To and from one peer of the broker."""
 LINGER_MS = 500
 HEARTBEAT_EVERY_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 10_000
@@ -42,7 +45,7 @@ def new_identity(role: str, index: int) -> bytes:
 def open_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
     """The broker's side of an endpoint in the run directory, bound. Raises zmq.ZMQError when it cannot be bound."""
     socket = context.socket(zmq.ROUTER)
-    _set_common(socket)
+    _set_common(socket, MOST_WAITING_MESSAGES)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.bind(endpoint)
     return socket
@@ -54,7 +57,7 @@ def open_tcp_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys
     Raises zmq.ZMQError when it cannot be bound.
     """
     socket = context.socket(zmq.ROUTER)
-    _set_common(socket)
+    _set_common(socket, MOST_WAITING_MESSAGES)
     _set_tcp(socket, endpoint)
     serve_curve(socket, keys)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -110,9 +113,9 @@ def query_status(run_dir: RunDir, timeout_s: float) -> StatusReport:
         context.destroy(linger=0)
 
 
-def _set_common(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
+def _set_common(socket: zmq.Socket[bytes], most_waiting: int = 0) -> None:
+    socket.setsockopt(zmq.SNDHWM, most_waiting)
+    socket.setsockopt(zmq.RCVHWM, most_waiting)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
 

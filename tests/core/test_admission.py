@@ -129,6 +129,26 @@ def test_a_large_request_is_waited_for_by_a_turn_only() -> None:
     assert story.submit(4, ttl_s=wait_s + 1) == []
 
 
+def test_one_slow_batch_is_not_held_against_singles_for_ever() -> None:
+    """The first batch of a cold device, or one that a busy machine held up: while its time makes the broker refuse, no batch
+    is ever full again, and a full one would be needed to learn better."""
+    story = Story(max_batch_size=8, max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1, [1] * 8)
+    story.now += 4.0
+    story.done("w0", 1)
+    refused_until = began = story.now
+    for rid in range(2, 400, 2):
+        story.submit(rid, ttl_s=2.0)
+        # The first one runs, the second one is at hand behind it, and each two more wait or are refused.
+        if any("wait_too_long" in line for line in story.submit(rid + 1, ttl_s=2.0)):
+            refused_until = story.now
+        story.now += 0.05
+        for batch in [*story.open["w0"]]:
+            story.done("w0", batch)
+    assert story.now > began + 8
+    assert refused_until < began + 6
+
+
 def test_small_batches_say_nothing_about_a_long_queue() -> None:
     story = Story(max_batch_size=32, max_queue_delay=0.0).with_frontend().with_workers("w0")
     story.submit(1)

@@ -62,6 +62,17 @@ def test_workers_must_not_contradict_each_other(value: float) -> None:
         )
 
 
+def test_a_single_logit_near_zero_says_nothing_about_how_exact_it_is() -> None:
+    """Half a percent of a hidden value is far more than a tenth of a logit that happens to be 0.002."""
+    ranker = msgspec.structs.replace(MODEL, task="rerank", dimension=1)
+    story = Story()
+    for worker, logit in (("w0", 0.002), ("w1", -0.011)):
+        story.feed(hello(worker, model=ranker))
+        assert story.passed(worker, (logit,))[0] == "log: worker ready"
+    story.feed(hello("w2", model=ranker))
+    assert killed(story.passed("w2", (0.2,)))
+
+
 def test_the_measure_goes_with_the_last_worker_that_agrees() -> None:
     """One worker whose device computes nonsense must not keep all others out for ever."""
     story = Story().with_workers("w0", "w1")

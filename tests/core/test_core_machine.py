@@ -14,9 +14,11 @@ from broker_story import BOOT_ID, CANARY_ROW, TOKEN, announce, beat, hello, inpu
 from broker_story import settings as broker_settings
 from packhorse_broker import events as e
 from packhorse_broker.core import BrokerCore
+from packhorse_broker.patrol import SILENT_AFTER_S
 from packhorse_broker.retries import MAX_ATTEMPTS
 from packhorse_shared import messages as m
 
+_HEARD = (e.WorkerAnnounced, e.WorkerGreeted, e.WorkerBeat, e.BatchFinished, e.BatchBroke, e.WorkerDrained)
 MAX_BATCH_SIZE = 5
 MAX_NUM_TOKENS = 20
 
@@ -43,6 +45,8 @@ class _Process:
     canary: int | None = None
     """The canary that it was sent last, while it has not answered it."""
     has_passed: bool = False
+    """Since it was heard last without a second of silence before."""
+    heard_at: float = 0.0
     is_draining: bool = False
 
 
@@ -82,6 +86,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def feed(self, *events: e.Event) -> None:
         for event in (*events, e.TimePassed()):
+            if isinstance(event, _HEARD) and (worker := self.workers.get(event.worker.decode())) is not None:
+                worker.has_passed = worker.has_passed and self.now < worker.heard_at + SILENT_AFTER_S
+                worker.heard_at = self.now
             for action in self.core.handle(event, self.now):
                 self.carry_out(action)
 
@@ -107,6 +114,7 @@ class BrokerMachine(RuleBasedStateMachine):
             worker.canary, worker.has_passed = work.batch_id, False
             return
         assert worker.has_passed, "a worker was sent users' inputs before it answered its canary"
+        assert self.now < worker.heard_at + SILENT_AFTER_S, "a silent worker was sent work"
         assert work.batch_id not in self.batch_ids, "a batch id was used twice"
         self.batch_ids.add(work.batch_id)
         assert len(work.lengths) <= MAX_BATCH_SIZE
@@ -247,7 +255,54 @@ class BrokerMachine(RuleBasedStateMachine):
             del self.workers[worker.name]
             self.feed(e.WorkerLeft(worker.name.encode(), ""))
 
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), answered=st.booleans())
+    def lose_messages(self, data: st.DataObject, answered: bool) -> None:
+        """A connection breaks and takes along what was on its way: batches down, or with ``answered`` the first answer up."""
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        worker.canary = None
+        del worker.open[: 1 if answered else None]
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), returns=st.booleans())
+    def cut_link(self, data: st.DataObject, returns: bool) -> None:
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        self.feed(e.WorkerUnreachable(worker.name.encode()))
+        worker.has_passed = False
+        if returns and not worker.is_draining:
+            self.feed(hello(worker.name, limits=worker.limits))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def disallow(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.workers)))
+        self.feed(e.WorkerDisallowed(name.encode()))
+        del self.workers[name]
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), batch_id=st.sampled_from([0, 1, m.FIRST_CANARY_ID]), busy_ms=st.sampled_from([0.0, 4999.0]))
+    def beat_oddly(self, data: st.DataObject, batch_id: int, busy_ms: float) -> None:
+        self.feed(beat(data.draw(st.sampled_from(sorted(self.workers))), batch_id, busy_ms))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def refuse_batch(self, data: st.DataObject) -> None:
+        """It has no room, as while it runs what was moved away from it."""
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        if worker.open:
+            batch_id = worker.open.pop().work.batch_id
+            failed = m.BatchFailed(BOOT_ID, batch_id, m.ErrorCode.NO_WORKER, "no room", retryable=True)
+            self.feed(e.BatchBroke(worker.name.encode(), failed))
+
     # ---- time ----
+
+    @rule(stalled_s=st.sampled_from([0.6, 3.0, 40.0]))
+    def stall(self, stalled_s: float) -> None:
+        """The broker itself did not run."""
+        self.now += stalled_s
+        for worker in self.workers.values():
+            worker.heard_at = self.now
+        self.feed(e.BrokerStalled(stalled_s))
 
     def pass_time(self, seconds: float, beating: set[str]) -> None:
         end = self.now + seconds

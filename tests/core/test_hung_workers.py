@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_story import Story, announce, beat, submit, without_logs
+from broker_story import Story, announce, beat, hello, submit, without_logs
 from packhorse_broker import events as e
 
 
@@ -95,6 +95,31 @@ def test_silence_while_the_broker_itself_did_not_run_is_excused() -> None:
     assert story.feed(e.BrokerStalled(4.9)) == ["log: the broker itself did not run for 4.9 s"]
     assert story.report().workers[0].state == "busy"
     assert story.done("w0", 1) == ["result -> f0: 1.0"]
+
+
+def test_after_a_stall_of_the_broker_everybody_has_time_to_be_heard() -> None:
+    """What they said meanwhile may be on its way still: the broker's own sockets did not run either."""
+    story = Story(max_queue_delay=0.0, worker_timeout=3.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    due_at = story.core.next_deadline()
+    assert due_at is not None
+    story.now = due_at + 5.0
+    assert story.feed(e.BrokerStalled(5.0)) == ["log: the broker itself did not run for 5.0 s"]
+    assert story.wait(0.9) == []
+    assert without_logs(story.wait(0.1)) == ["state -> f0: ready 0 loading 0 queue 1"]
+
+
+def test_a_stall_of_the_broker_is_no_running_time_of_batches() -> None:
+    story = Story(max_queue_delay=0.0, batch_timeout=30.0, max_batch_size=1).with_frontend().with_workers("w0")
+    story.feed(submit(1, [1, 1], ttl_s=1000.0), hello("w1"))
+    story.now += 35.0
+    story.feed(e.BrokerStalled(35.0))
+    assert not [line for line in story.wait_alive(1.0, "w0") if line.startswith("kill")]
+    assert story.done("w0", 1) == ["result -> f0: 1.0"]
+    # Nor does it count for its speed: what waits behind is not refused.
+    story.done("w0", 2)
+    story.submit(2, [1] * 4)
+    assert story.submit(3, ttl_s=10.0) == []
 
 
 def test_a_stopped_worker_gets_nothing_new() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from broker_story import MODEL, Story, announce, beat, hello, lost, submit
 from packhorse_broker import events as e
+from packhorse_shared.codec import MAX_HEADER_BYTES, encode
 from packhorse_shared.messages import PROTOCOL_VERSION, FrontendHello
 
 
@@ -111,6 +112,28 @@ def test_a_worker_started_by_hand_is_named_by_its_pid() -> None:
     by_hand = hello("w0")
     story.feed(e.WorkerGreeted(b"w0", msgspec.structs.replace(by_hand.hello, slot=-1, pid=4711)))
     assert story.report().workers[0].id == "worker-4711"
+
+
+def test_the_status_of_very_many_workers_fits_into_a_message() -> None:
+    """Anybody of this machine may ask for it: it must not end the broker. Who is gone is left out first."""
+    story = Story()
+    story.feed(*(announce(f"w{number}") for number in range(40)))
+    story.feed(*(lost(f"w{number}") for number in range(40)))
+    for number in range(40, 640):
+        seen = announce(f"w{number}")
+        story.feed(e.WorkerAnnounced(seen.worker, msgspec.structs.replace(seen.announce, device="\N{SNOWMAN}" * 256)))
+    report = story.report()
+    assert len(b"".join(encode(report)[:2])) <= MAX_HEADER_BYTES
+    assert len(report.workers) > 40
+    assert {each.state for each in report.workers} == {"loading"}
+
+
+def test_a_model_that_no_frontend_could_be_told_of_is_refused() -> None:
+    prompts = {f"{number}": "x" * 8000 for number in range(8)}
+    story = Story()
+    lines = story.feed(hello("w0", model=msgspec.structs.replace(MODEL, prompts=prompts)))
+    assert lines[0] == "refused -> w0"
+    assert lines[1].startswith("log: worker refused: what it tells of its model takes 64")
 
 
 def test_the_status_counts() -> None:

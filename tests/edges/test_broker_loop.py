@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import select
 import shutil
 import signal
+import socket as sockets
 import subprocess
 import sys
 import tempfile
@@ -33,14 +35,18 @@ from fakes import (
     spawn_worker,
     vector_of,
 )
+from packhorse_broker import events as e
+from packhorse_broker.doors import open_doors
 from packhorse_broker.events import WorkerLost
+from packhorse_broker.loop import BrokerLoop
 from packhorse_broker.processes import ProcessWatch
 from packhorse_broker.timer import TimerFd
 from packhorse_shared import messages as m
 from packhorse_shared.codec import Decoder, encode
 from packhorse_shared.errors import EXIT_CANNOT_START
 from packhorse_shared.run_dir import RunDir
-from packhorse_shared.sockets import new_identity, open_dealer, query_status
+from packhorse_shared.sockets import MOST_WAITING_MESSAGES, new_identity, open_dealer, query_status
+from packhorse_shared.watchdog import Watchdog
 from waiting import wait_until
 
 
@@ -334,6 +340,61 @@ def test_frontends_that_leave_take_their_watch_along(start: type[Broker], run_di
         wait_until(lambda: broker.num_fds() <= before - len(sockets) + 5, what="the watches to be closed")
 
 
+def test_a_peer_that_reads_nothing_is_given_up(run_dir: RunDir) -> None:
+    """What waits for it would fill the memory."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    doors = open_doors(context, run_dir)
+    door, deaf = doors[1], context.socket(zmq.DEALER)
+    try:
+        deaf.set(zmq.RCVHWM, 1)
+        deaf.set(zmq.IDENTITY, b"deaf")
+        deaf.connect(run_dir.frontends_endpoint)
+        deaf.send_multipart(encode(m.StatusQuery()))
+        assert door.socket.poll(5000)
+        assert door.receive() is not None
+        sent = 0
+        while door.send(b"fdeaf", m.Introduce(1)):
+            sent += 1
+            assert sent < 2 * MOST_WAITING_MESSAGES
+        assert sent >= MOST_WAITING_MESSAGES
+    finally:
+        for each in (deaf, *(each.socket for each in doors)):
+            each.close(linger=0)
+        context.term()
+
+
+class _SlowCore:
+    """Stands in for the broker's core: the first event takes its time, as if the process were stopped meanwhile."""
+
+    def __init__(self) -> None:
+        self.seen: list[e.Event] = []
+
+    def handle(self, event: e.Event, _now: float) -> list[e.Action]:
+        self.seen.append(event)
+        if isinstance(event, e.DrainBegan):
+            time.sleep(0.6)
+        return [e.Stop()] if isinstance(event, e.TimePassed) else []
+
+    def next_deadline(self) -> float | None:
+        return None
+
+
+def test_a_stall_in_the_midst_of_a_wake_up_is_told_before_time_is_looked_at() -> None:
+    """Else the silence of everybody who spoke meanwhile would count."""
+    ours, theirs = sockets.socketpair()
+    timer, watch = TimerFd(), ProcessWatch()
+    ours.setblocking(False)
+    theirs.send(bytes([signal.SIGTERM]))
+    core = _SlowCore()
+    loop = BrokerLoop(core, [], b"", timer=timer, watch=watch, signals=ours, watchdog=Watchdog())  # type: ignore[arg-type]
+    with ours, theirs:
+        assert loop.run() == 0
+    timer.close()
+    assert [type(event) for event in core.seen] == [e.DrainBegan, e.BrokerStalled, e.TimePassed]
+    assert isinstance(core.seen[1], e.BrokerStalled)
+    assert 0.55 < core.seen[1].stalled_s < 5
+
+
 def test_anyone_may_ask_for_the_status(start: type[Broker], run_dir: RunDir) -> None:
     start("--max_queue_size", "17")
     report = query_status(run_dir, timeout_s=5)
@@ -453,6 +514,18 @@ def test_what_is_left_in_the_run_directory(start: type[Broker], run_dir: RunDir)
     assert run_dir.read_settings().http.api_key == ()
     for file in (run_dir.settings_file, run_dir.server_file, run_dir.token_file):
         assert file.stat().st_mode & 0o077 == 0
+
+
+def test_it_may_open_as_many_files_as_the_machine_allows(start: type[Broker]) -> None:
+    """Else some hundred strangers at its tcp port would be its end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        broker = psutil.Process(start().process.pid)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limit = broker.rlimit(psutil.RLIMIT_NOFILE)[0]
+    assert limit == min(1 << 16, hard if hard != resource.RLIM_INFINITY else 1 << 16)
 
 
 def test_an_idle_broker_does_not_spin(start: type[Broker], run_dir: RunDir) -> None:

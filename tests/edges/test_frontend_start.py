@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -19,6 +22,7 @@ import pytest
 
 from edges.fake_broker import running_broker
 from edges.frontend_thread import save_tokenizer
+from packhorse_frontend.descriptors import fit_descriptors, overflow_of
 from packhorse_frontend.keys import Keys, load_keys
 from packhorse_frontend.port import listen, lock_address
 from packhorse_shared.errors import CannotStartError, SettingsError
@@ -72,6 +76,35 @@ def test_a_lock_that_a_dead_server_left_is_taken_over(free: HttpSettings, tmp_pa
     assert not lock_address(free, tmp_path / "new", tmp_path)
 
 
+def test_a_full_disk_is_no_hindrance_to_a_frontend_that_was_there_before(
+    free: HttpSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the lock's file should hold it holds already. For another server it cannot be written, which is one clear line."""
+    opened: list[int] = []
+    really_open, really_write = os.open, os.pwrite
+    monkeypatch.setattr(os, "open", lambda *arguments: opened.append(really_open(*arguments)) or opened[-1])
+
+    def be_first(run_dir: str) -> None:
+        """Take the lock, and give it back as the end of a process does."""
+        try:
+            assert lock_address(free, Path(run_dir), tmp_path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(opened[-1])
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    be_first("/run/one")
+    monkeypatch.setattr(os, "pwrite", fail)
+    be_first("/run/one")
+    with pytest.raises(CannotStartError, match=r"port: cannot write the lock file .*: No space left on device"):
+        be_first("/run/two")
+    monkeypatch.setattr(os, "pwrite", really_write)
+    for name in ("/run/one", "/run/a/longer/one", "/run/two"):
+        be_first(name)
+
+
 def test_a_lock_file_is_no_link_and_private(free: HttpSettings, tmp_path: Path) -> None:
     lock = tmp_path / f"packhorse-{os.geteuid()}-127.0.0.1-{free.port}.lock"
     lock.symlink_to(tmp_path / "elsewhere")
@@ -119,6 +152,37 @@ def test_keys_come_from_flags_and_from_a_file(tmp_path: Path) -> None:
         load_keys(HttpSettings(api_key_file=str(tmp_path / "none")))
     with pytest.raises(SettingsError, match="empty"):
         load_keys(HttpSettings(api_key=(" ",)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "connections", "soft"),
+    [
+        ((1024, 20_000), 4096, 4096, 4096 + 256 + 40),
+        ((20_000, 20_000), 4096, 4096, 20_000),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 4096, 4096, resource.RLIM_INFINITY),
+        ((1024, 1024), 4096, 1024 - 40 - 123, 1024),
+        ((1024, 1024), 500, 500, 1024),
+        ((64, 64), 4096, 64 - 40 - 8, 64),
+    ],
+)
+def test_connections_leave_room_for_the_files_of_the_process(
+    limits: tuple[int, int], wanted: int, connections: int, soft: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crowd of clients could keep a frontend from reading its tokenizer, or from finding its broker again."""
+    found = [limits]
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: found[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, new: found.append(new))
+    fitted = fit_descriptors(HttpSettings(max_connections=wanted))
+    assert fitted.max_connections == connections
+    assert found[-1][0] == soft
+    assert soft == resource.RLIM_INFINITY or connections + overflow_of(connections) + 40 <= soft
+
+
+def test_too_few_open_files_for_any_connection_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (50, 50))
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, _new: None)
+    with pytest.raises(CannotStartError, match=r"the limit is 50 \(ulimit -n\), a frontend needs at least 56"):
+        fit_descriptors(HttpSettings())
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:

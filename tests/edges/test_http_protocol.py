@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from edges.frontend_thread import Bench, read_all, read_answer, running_frontend
+from packhorse_frontend.http_protocol import GuardedProtocol
 from packhorse_frontend.keys import Keys
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until
@@ -107,7 +109,12 @@ def test_a_head_up_to_the_limit_is_taken(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [b"GET /" + b"a" * 2_000_000, b"GET / HTTP/1.1\r\nX: " + b"a" * 2_000_000, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 300_000],
+    [
+        b"GET /" + b"a" * 2_000_000,
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 2_000_000,
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 300_000,
+        b"\r\n" * 1_000_000,
+    ],
 )
 def test_an_endless_head_is_431(bench: Bench, head: bytes) -> None:
     refusal(bench.exchange(head), 431)
@@ -131,6 +138,52 @@ def test_an_endless_head_is_431(bench: Bench, head: bytes) -> None:
 )
 def test_malformed_and_smuggled_requests_are_400(bench: Bench, head: bytes) -> None:
     refusal(bench.exchange(head), 400)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x20" * 500, "TLS"),
+        (b"\x00", "method"),
+        (b"\xff" * 5000, "method"),
+        (b"\n", "method"),
+        (b"get / HTTP/1.1\r\n", "method"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "first line"),
+        (b"GET /live\r\n", "first line"),
+        (b"GET /live HTTP/2.0\r\n", "first line"),
+        (b"GET /live HTTP/1.2\r\n", "first line"),
+        (b"GET  HTTP/1.1\r\n", "first line"),
+        (b"PRI * HTTP/2.0\r\n", "first line"),
+        (b"GET / HTTP/1.1\r\nHost: x\n\r", "LF"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 15\n\r\n", "LF"),
+    ],
+)
+def test_what_is_no_http_is_refused_before_any_deadline(bench: Bench, sent: bytes, said: str) -> None:
+    """Who speaks TLS to a plain port learns so at once, not after ten seconds of a handshake without an answer."""
+    with bench.connect() as connection:
+        connection.settimeout(5)  # half of what is waited for the rest of a head
+        connection.sendall(sent)
+        raw = read_all(connection)
+    refusal(raw, 400)
+    assert said in parse(raw)[2]["message"]
+
+
+CHUNKED = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        CHUNKED.replace(b"chunked", b"identity, chunked"),
+        CHUNKED.replace(b"chunked", b"gzip, chunked"),
+        CHUNKED.replace(b"chunked", b"identity\r\nTransfer-Encoding: chunked"),
+        CHUNKED.replace(b"chunked", b"chunked\r\nTransfer-Encoding: chunked"),
+        CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        CHUNKED.replace(b"Host: x", b"Host: x\r\nHost: y"),
+    ],
+)
+def test_what_proxies_read_differently_is_refused(bench: Bench, head: bytes) -> None:
+    refusal(bench.exchange(head + b"f\r\n" + BODY + b"\r\n0\r\n\r\n"), 400)
 
 
 def test_a_chunked_body_that_is_mostly_framing_is_refused(bench: Bench) -> None:
@@ -241,6 +294,57 @@ def test_a_connection_too_many_gets_503() -> None:
             first.sendall(POST + BODY)
             assert read_answer(first)[0] == 200
         wait_until(lambda: bench.get("/live").status_code == 200)
+
+
+@pytest.mark.parametrize("announced", [b"Content-Length: 400000000", b"Transfer-Encoding: chunked"])
+def test_a_body_that_nobody_reads_is_not_received_for_ever(announced: bytes) -> None:
+    """GET /live is answered without its body, which has the same limit as any other: then the connection ends."""
+    with running_frontend(HttpSettings(max_body_bytes=100_000)) as bench, bench.connect() as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n" + announced + b"\r\n\r\n")
+        assert read_answer(connection)[0] == 200
+        for _ in range(4):
+            connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+        connection.settimeout(5)
+        assert read_all(connection) == b""
+
+
+@pytest.mark.parametrize("rest", [b"", b"zz\r\n"])
+def test_a_request_answered_before_its_body_came_gets_no_second_answer(hasty: Bench, rest: bytes) -> None:
+    """Neither when the rest does not come in time, nor when it is malformed."""
+    with hasty.connect() as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert read_answer(connection)[0] == 200
+        connection.sendall(rest)
+        assert read_all(connection) == b""
+
+
+def test_a_body_of_tiny_chunks_leaves_others_their_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one client sends in one go may be a hundred thousand calls; the event loop goes on between them."""
+    turn, pieces = 0, Counter[int]()
+    take = GuardedProtocol.on_body
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        if not is_over:
+            bench.loop.call_soon(count_turns)
+
+    def count_pieces(protocol: GuardedProtocol, body: bytes) -> None:
+        pieces[turn] += 1
+        take(protocol, body)
+
+    monkeypatch.setattr(GuardedProtocol, "on_body", count_pieces)
+    text = b'{"input":"t10"%b}' % (b" " * 60_000)
+    is_over = False
+    bench.loop.call_soon_threadsafe(count_turns)
+    try:
+        with bench.connect() as connection:
+            connection.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % each for each in text) + b"0\r\n\r\n")
+            assert read_answer(connection)[0] == 200
+    finally:
+        is_over = True
+    assert pieces.total() == len(text)
+    assert max(pieces.values()) < 4_000
 
 
 def test_a_body_above_the_limit_gets_its_answer_though_it_is_still_coming() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from packhorse.complaints import Complaints
 from packhorse.control import Process, ProcessState, Supervisor, set_worker_count
 from packhorse.failures import FailureWatch, PartFailed
 from packhorse.slots import start_slots
 from packhorse.tail import LogTail, Terminal
 from packhorse_shared.errors import PackhorseError
 from packhorse_shared.settings import MAX_FRONTENDS, MAX_PROCESSES
+from waiting import wait_until
 
 RUNNING, EXITED, STOPPED = ProcessState.RUNNING, ProcessState.EXITED, ProcessState.STOPPED
 
@@ -256,3 +261,38 @@ def test_a_removed_folder_is_no_error(tmp_path: Path) -> None:
     assert not tail.copy_to(Terminal(write_end))
     os.close(read_end)
     os.close(write_end)
+
+
+def test_a_full_disk_under_our_own_output_costs_what_is_written_meanwhile_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    terminal = Terminal(write_end)
+    really_write = os.write
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", fail)
+    terminal.write("lost")
+    monkeypatch.setattr(os, "write", really_write)
+    terminal.write("shown")
+    os.close(write_end)
+    assert os.read(read_end, 100) == b"shown"
+    os.close(read_end)
+
+
+def test_supervisords_complaints_are_read_without_waiting_and_kept_in_a_bound() -> None:
+    """They go through a pipe: in a file they would need room on the disk whose fullness they may be about."""
+    script = "import sys; sys.stderr.write('Traceback\\n' * 200_000 + 'OSError: the last one\\n')"
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        complaints = Complaints(process.stderr)
+        assert complaints.last() is None
+        wait_until(lambda: complaints.read() or process.poll() is not None, 20)
+        complaints.read()
+        assert complaints.last() == "OSError: the last one"
+    with subprocess.Popen(["/bin/sh", "-c", "echo 'Error: a; bad; b' >&2; echo usage >&2"], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        complaints = Complaints(process.stderr)
+        process.wait()
+        complaints.read()
+        assert complaints.last() == "a; bad; b"

@@ -12,7 +12,7 @@ import msgspec
 
 from packhorse_shared.codec import MAX_MESSAGE_BYTES
 from packhorse_shared.errors import EXIT_CANNOT_START, ModelFilesError, PackhorseError, SettingsError
-from packhorse_shared.messages import BYTES_PER_VALUE, ErrorCode, ModelFacts, WorkerLimits
+from packhorse_shared.messages import BYTES_PER_VALUE, MAX_FACTS_BYTES, ErrorCode, ModelFacts, WorkerLimits
 from packhorse_shared.watchdog import Watchdog
 from packhorse_worker.answers import answer, failed, inputs_of
 from packhorse_worker.backend import Backend, DeviceLostError
@@ -23,8 +23,6 @@ from packhorse_worker.meeting import MeetingPoint
 log = logging.getLogger(__name__)
 
 _MOST_REASON = 4096
-_MOST_FACTS_BYTES = 60_000
-"""A header has 64 KiB, and a hello holds a little more than these facts."""
 
 
 def run_worker(
@@ -90,10 +88,10 @@ def _check_facts(facts: ModelFacts) -> None:
     """Whether the broker will take what the model's files declare. Raises ModelFilesError: a hello that it drops would leave
     this worker loading for ever."""
     encoded = msgspec.msgpack.encode(facts)
-    if len(encoded) > _MOST_FACTS_BYTES:
+    if len(encoded) > MAX_FACTS_BYTES:
         raise ModelFilesError(
             f"config_sentence_transformers.json: the model's names and prompts take {len(encoded)} bytes, "
-            f"limit {_MOST_FACTS_BYTES}; shorten or drop prompts"
+            f"limit {MAX_FACTS_BYTES}; shorten or drop prompts"
         )
     try:
         msgspec.msgpack.decode(encoded, type=ModelFacts)

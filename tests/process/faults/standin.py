@@ -1,0 +1,161 @@
+"""Packhorse with a model that is none, so that faults can be tried in milliseconds: ``python standin.py worker --slot 0``.
+
+All of the worker is the real one (sockets, beats, brake, exit statuses) but for what it loads: a stand-in that needs no torch,
+takes exactly as long as it is told, answers every input with a row that only this input has, and falls into traps. The
+other commands are the real ones. ``standin_stack.py`` starts a server of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+DIMENSION = 8
+CANARY = (2, 10, 3)
+FOLDER_VARIABLE = "STANDIN_RUN_DIR"
+"""Environment variable: where the files of the stand-ins are. Nobody of Packhorse looks at it."""
+TRAPS_NAME = "standin.json"
+"""``Traps`` as JSON, looked at before every batch."""
+_HANG_S = 600.0
+_SIXTEEN_BITS = 0xFFFF
+
+
+class Traps(msgspec.Struct, frozen=True, kw_only=True):
+    """How the stand-in behaves. Ids are token ids: "t90" is 90."""
+
+    batch_s: float = 0.002
+    """Seconds that every batch takes, and more for each input and token."""
+    input_s: float = 0.0
+    token_s: float = 0.0
+    kill: tuple[int, ...] = ()
+    """Ids that end the process with SIGKILL in the middle of their batch."""
+    hang: tuple[int, ...] = ()
+    """Ids whose batch does not return."""
+    load_s: float = 0.0
+    logs_ids: bool = True
+    """Whether the ids of what is computed are noted, or only how many inputs."""
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """One batch that a worker began; one line of ``computed-PID.log``."""
+
+    began: float
+    """On the machine's monotonic clock."""
+    pid: int
+    inputs: int
+    ids: list[list[int]] = []
+
+
+def row_of(ids: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float32]:
+    """The row that the stand-in gives for these ids, float32 (8,): whole numbers below 2**24, so exact."""
+    array = np.asarray(ids, dtype="<i4")
+    once, twice = zlib.crc32(array.tobytes()), zlib.crc32(array.tobytes()[::-1], 0x5A5A5A5A)
+    hashes = [once & _SIXTEEN_BITS, once >> 16, twice & _SIXTEEN_BITS, twice >> 16]
+    return np.array([array.size, array.sum(), array[0], array[-1], *hashes], dtype=np.float32)
+
+
+def facts_of(name: str) -> Any:
+    """The ``ModelFacts`` of the stand-in: those of the tiny model whose tokenizer the frontends use."""
+    from packhorse_shared.messages import ModelFacts
+
+    return ModelFacts(
+        name=name,
+        task="embedding",
+        dimension=DIMENSION,
+        max_seq_len=64,
+        dtype="float32",
+        vocabulary_rows=128,
+        canary=CANARY,
+        fingerprint="stand-in",
+    )
+
+
+class StandIn:
+    """A ``Backend`` without torch."""
+
+    def __init__(self, facts: Any, limits: Any, folder: Path) -> None:
+        self.facts = facts
+        self.limits = limits
+        self._traps_path = folder / TRAPS_NAME
+        self._traps_seen = -1
+        self._traps = Traps()
+        log = folder / f"computed-{os.getpid()}.log"
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[Any]) -> Any:
+        from packhorse_worker.backend import EncodedBatch
+
+        began = time.monotonic()
+        traps = self.traps()
+        self._note(began, ids, traps)
+        tokens = np.concatenate(ids)
+        takes_s = traps.batch_s + traps.input_s * len(ids) + traps.token_s * tokens.size
+        if np.isin(tokens, traps.kill).any():
+            time.sleep(takes_s / 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if np.isin(tokens, traps.hang).any():
+            time.sleep(_HANG_S)
+        rows = np.concatenate([row_of(each) for each in ids])
+        ends = began + takes_s
+        time.sleep(max(0.0, ends - time.monotonic()))
+        return EncodedBatch(rows, [DIMENSION] * len(ids), [])
+
+    def memory_bytes(self) -> int | None:
+        return None
+
+    def traps(self) -> Traps:
+        """As the file says now."""
+        try:
+            written = self._traps_path.stat().st_mtime_ns
+            if written != self._traps_seen:
+                self._traps = msgspec.json.decode(self._traps_path.read_bytes(), type=Traps)
+                self._traps_seen = written
+        except FileNotFoundError:
+            pass
+        return self._traps
+
+    def _note(self, began: float, ids: Sequence[NDArray[np.int32]], traps: Traps) -> None:
+        noted = Computed(began, os.getpid(), len(ids), [each.tolist() for each in ids] if traps.logs_ids else [])
+        with contextlib.suppress(OSError):  # a full disk: what is tested then is not what was computed
+            os.write(self._log, msgspec.json.encode(noted) + b"\n")
+
+
+def _load(settings: Any, _place: Any) -> StandIn:
+    """Takes the place of ``packhorse_worker.__main__._load``."""
+    from packhorse_shared.messages import WorkerLimits
+    from packhorse_shared.model_folder import served_names
+
+    most_tokens = settings.batching.max_num_tokens
+    limits = WorkerLimits(settings.batching.max_batch_size, most_tokens if isinstance(most_tokens, int) else 8192)
+    standin = StandIn(facts_of(served_names(settings.model)[0]), limits, Path(os.environ[FOLDER_VARIABLE]))
+    time.sleep(standin.traps().load_s)
+    return standin
+
+
+def main(argv: list[str]) -> int:
+    """Run one command of packhorse."""
+    from packhorse.cli import main as run
+
+    if argv[:1] == ["worker"]:
+        import packhorse_worker.__main__ as worker
+
+        worker._load = _load  # type: ignore[assignment]
+    if argv[:1] == ["embeddings"]:
+        # The launcher puts the folder of its interpreter first on PATH: ours, whose `packhorse` is this file.
+        sys.executable = str(Path(os.environ["PATH"].split(os.pathsep)[0]) / "python")
+    return run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

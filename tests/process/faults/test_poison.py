@@ -1,0 +1,70 @@
+"""Inputs that kill their worker: each is found in exactly three deaths, and costs nobody else more than time."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from aims import Aims
+from footprint import Settled
+from harm import logged, wait_ready_workers
+from load import Load
+from questions import ask, ids_of, random_questions
+from report import joined
+from standin_stack import StandInFactory, StandInStack
+
+pytestmark = pytest.mark.process
+
+SEED = 59
+POISONS = (98, 99)
+CLIENTS = 40
+"""More than two batches, so that some inputs always wait and every batch is full."""
+RATE = 50
+"""Of those who come whatever happens: were no worker left, they would be refused."""
+DEATH = "worker lost: "
+
+
+@pytest.fixture(scope="module")
+def stack(make_shared_standin: StandInFactory) -> StandInStack:
+    return (
+        make_shared_standin("--workers_per_device=2", "--max_batch_size=9", batch_s=0.015, kill=POISONS).start().wait_ready(2)
+    )
+
+
+@pytest.mark.parametrize("poisons", [POISONS[:1], POISONS], ids=["one", "two at once"])
+def test_poison(stack: StandInStack, settled: Settled, aims: Aims, poisons: tuple[int, ...]) -> None:
+    stack.forget_deaths()
+    stack.set_traps(load_s=0.4)  # longer than an input needs to kill the next worker too
+    texts = [f"t{poison} t{10 + len(poisons)}" for poison in poisons]
+    deaths_before = len(logged(stack, DEATH))
+    with settled(stack):
+        with (
+            Load(stack.port, random_questions(SEED), clients=CLIENTS, seed=SEED) as load,
+            Load(stack.port, random_questions(SEED), rate=RATE, seed=SEED) as newcomers,
+        ):
+            load.wait_for(5 * CLIENTS)
+            began = time.monotonic()
+            with ExitStack() as loads:
+                guilty = [loads.enter_context(Load(stack.port, [ask([text])], clients=1, at_most=1)) for text in texts]
+                found = [each.wait_done(within_s=30) for each in guilty]
+            found_after_s = time.monotonic() - began
+            wait_ready_workers(stack, 2)
+            load.wait_for(5 * CLIENTS)
+        report = joined([load.report(), newcomers.report()])
+    print(f"seed {SEED}: {report}; found after {found_after_s:.2f} s")
+    for text, each in zip(texts, found, strict=True):
+        each.assert_invariant()
+        assert dict(each.counts) == {500: 1}
+        assert each.sent[0].code == "worker_died"
+        batches = [batch.ids for batch in stack.computed() if ids_of(text) in batch.ids]
+        sizes = [len(ids) for ids in batches]
+        assert len(sizes) == 3, f"inputs of the batches that it was in: {sizes}"
+        aims.note("inputs that shared the first batch of one that kills", sizes[0] - 1, "", at_least=1)
+        assert sizes[-1] == 1
+    deaths = len(logged(stack, DEATH)) - deaths_before
+    assert deaths == 3 if len(poisons) == 1 else 3 <= deaths <= 6, deaths
+    report.assert_invariant()
+    assert set(report.counts) == {200}
+    aims.note(f"{len(poisons)} inputs that kill found", found_after_s, "s", at_most=6)
