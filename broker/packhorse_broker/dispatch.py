@@ -35,13 +35,12 @@ def dispatch(ledger: Ledger) -> None:
 
 def next_dispatch(ledger: Ledger) -> float | None:
     """When a batch may leave next without anything else happening. Asked right after a pass."""
-    if not ledger.queue.inputs:
-        return None
-    due_at = _due_at(ledger)
-    if ledger.fleet.idle:
-        # What is due and did not leave fits none of the idle workers: only an event can change that.
-        return due_at if due_at > ledger.now else None
-    times = [_hand_over_at(ledger, worker) for worker in _with_free_credit(ledger)]
+    times = [_suspects_go_at(ledger)]
+    if ledger.queue.inputs and ledger.fleet.idle:
+        times.append(_due_at(ledger))
+    elif ledger.queue.inputs:
+        times += [_hand_over_at(ledger, worker) for worker in _with_free_credit(ledger)]
+    # What is due and did not leave fits no worker that could take it: only an event can change that.
     return min((each for each in times if ledger.now < each < float("inf")), default=None)
 
 
@@ -50,7 +49,7 @@ def _send_suspects(ledger: Ledger) -> None:
     for worker in list(fleet.idle):
         if fleet.suspect_batches or not ledger.suspects.inputs:
             return
-        items, tokens = ledger.suspects.draw(worker.ready_limits())
+        items, tokens = ledger.suspects.draw(worker.ready_limits(), fleet.capacity().workers, ledger.now)
         if items:
             _send(ledger, worker, items, tokens, is_suspect=True)
 
@@ -77,12 +76,16 @@ def _send_ahead(ledger: Ledger) -> None:
 def _with_free_credit(ledger: Ledger) -> Iterator[Worker]:
     """Workers that may be given a batch behind the one that they run."""
     fleet = ledger.fleet
-    if fleet.idle or (ledger.suspects.inputs and not fleet.suspect_batches):
+    if fleet.idle or (not fleet.suspect_batches and _suspects_go_at(ledger) <= ledger.now):
         # Waiting suspects need a worker to run empty.
         return
     for worker in fleet.workers.values():
         if worker.is_live and len(worker.in_flight) == 1 and not worker.in_flight[0].is_suspect:
             yield worker
+
+
+def _suspects_go_at(ledger: Ledger) -> float:
+    return ledger.suspects.goes_at(ledger.fleet.capacity().workers)
 
 
 def _end_or_never(worker: Worker) -> float:

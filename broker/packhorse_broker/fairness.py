@@ -5,7 +5,7 @@ was passed over ``FLOOR_EVERY - 1`` times in a row leads one batch, at most one 
 
 Inside a class, requests take turns by deficit round robin (Shreedhar and Varghese, 1996) in tokens: a request of 2048 inputs
 and a request of one share the workers evenly. The quantum is never below the longest input that waits, which makes every turn
-serve at least one input and every step O(1).
+serve at least one input and every step O(1). However short its inputs are, a turn is at most a quarter of a batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from packhorse_broker.requests import Item, Request, RequestHeap
 
 QUANTUM_TOKENS = 256
+TURNS_PER_BATCH = 4
 FLOOR_EVERY = 16
 
 
@@ -181,7 +182,7 @@ class FairQueue:
                 continue
             skipped = 0
             if not request.has_turn:
-                request.has_turn = True
+                request.has_turn, request.turn_inputs = True, 0
                 request.deficit += waiting.longest
             self._take_turn(waiting, request, draft)
 
@@ -189,7 +190,11 @@ class FairQueue:
         """Move inputs of one request to the draft until its turn ends or the batch is full."""
         items, limits, lengths, returned = draft.items, draft.limits, request.lengths, request.returned
         inputs = tokens = 0
+        most_inputs = max(1, limits.inputs // TURNS_PER_BATCH) - request.turn_inputs
         while request.queued > inputs:
+            if inputs >= most_inputs:
+                request.deficit = 0  # what short inputs leave of it would add up
+                break
             index = returned[0] if returned else request.next_index
             length = lengths[index]
             if length > request.deficit or length > limits.tokens:
@@ -209,6 +214,7 @@ class FairQueue:
             tokens += length
         draft.full = draft.full or len(items) >= limits.inputs
         request.queued -= inputs
+        request.turn_inputs += inputs
         request.queued_tokens -= tokens
         self._count(request, -inputs, -tokens)
         if not request.queued:

@@ -42,6 +42,8 @@ class Request:
     deficit: int = 0
     """Tokens that it may still take in its present turn."""
     has_turn: bool = False
+    turn_inputs: int = 0
+    """Inputs that it has already taken in its present turn."""
     attempts: dict[int, int] = field(default_factory=dict)
     """Input index to attempts charged, for those that have any."""
     silences: set[int] = field(default_factory=set)

@@ -3,18 +3,32 @@
 Each death charges an attempt to every input of the batch that ran. The first attempt was a batch of n; the second is made in
 groups of about sqrt(n), the third alone. An input that fails the third is the guilty one, after exactly three deaths whatever
 the batch size, and its neighbours of the first batch are long served. Groups are never mixed with other inputs and run one at
-a time, so that the other workers keep serving.
+a time, so that the other workers keep serving. What two workers have died of is not given to the last one that is left while
+another is on its way back: if it kills that one too, nobody serves at all.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 from packhorse_broker.fairness import Limits
 from packhorse_broker.requests import Item, Request
 
 MAX_ATTEMPTS = 3
+SPARED_S = 10.0
+"""How long the last worker is spared."""
+_AT_ONCE = float("-inf")
+
+
+@dataclass(slots=True)
+class _Group:
+    """Inputs that are retried together."""
+
+    items: list[Item]
+    spares_until: float
+    """Until then it does not go to the last live worker."""
 
 
 class Suspects:
@@ -23,41 +37,63 @@ class Suspects:
     def __init__(self) -> None:
         self.inputs = 0
         self.tokens = 0
-        self._groups: deque[list[Item]] = deque()
+        self._groups: deque[_Group] = deque()
 
-    def add(self, items: list[Item]) -> None:
-        """Queue charged inputs of one batch, in groups by how often they were charged."""
+    def add(self, items: list[Item], *, spares_until: float = _AT_ONCE) -> None:
+        """Queue charged inputs of one batch, in groups by how often they were charged.
+
+        ``spares_until``: how long those charged twice spare the last worker.
+        """
         first = [(request, index) for request, index in items if request.attempts[index] == 1]
         later = [(request, index) for request, index in items if request.attempts[index] > 1]
         size = max(1, math.ceil(math.sqrt(len(first))))
-        groups = [first[start : start + size] for start in range(0, len(first), size)] + [[item] for item in later]
+        self._groups.extend(_Group(first[start : start + size], _AT_ONCE) for start in range(0, len(first), size))
+        self._groups.extend(_Group([item], spares_until) for item in later)
         for request, index in items:
             self._count(request, 1, request.lengths[index])
-        self._groups.extend(groups)
 
     def put_back(self, items: list[Item]) -> None:
         """Take back a group that was handed out and not begun."""
         for request, index in items:
             self._count(request, 1, request.lengths[index])
-        self._groups.appendleft(items)
+        self._groups.appendleft(_Group(items, _AT_ONCE))
 
-    def draw(self, limits: Limits) -> tuple[list[Item], int]:
-        """The next group, or as much of it as fits: its inputs and its tokens. Empty when it fits this worker not at all."""
+    def goes_at(self, live_workers: int) -> float:
+        """From when on a group may be handed out; infinity while none waits."""
+        if not self.inputs:
+            return float("inf")
+        if live_workers > 1:
+            return _AT_ONCE
+        return min(group.spares_until for group in self._groups if any(not request.closed for request, _ in group.items))
+
+    def draw(self, limits: Limits, live_workers: int, now: float) -> tuple[list[Item], int]:
+        """The next group, or as much of it as fits: its inputs and its tokens. Empty when it fits this worker not at all, or
+        when all that wait spare the last worker."""
+        passed: list[_Group] = []
+        drawn: tuple[list[Item], int] = [], 0
         while self._groups:
-            group = [(request, index) for request, index in self._groups.popleft() if not request.closed]
-            if not group:
+            group = self._groups.popleft()
+            group.items = [(request, index) for request, index in group.items if not request.closed]
+            if not group.items:
                 continue
-            fitting, tokens = 0, 0
-            for request, index in group[: limits.inputs]:
-                if tokens + request.lengths[index] > limits.tokens:
-                    break
-                fitting, tokens = fitting + 1, tokens + request.lengths[index]
-            if group[fitting:]:
-                self._groups.appendleft(group[fitting:])
-            for request, index in group[:fitting]:
-                self._count(request, -1, -request.lengths[index])
-            return group[:fitting], tokens
-        return [], 0
+            passed.append(group)
+            if live_workers > 1 or group.spares_until <= now:
+                drawn = self._cut(group, limits)
+                break
+        self._groups.extendleft(group for group in reversed(passed) if group.items)
+        return drawn
+
+    def _cut(self, group: _Group, limits: Limits) -> tuple[list[Item], int]:
+        """Take off a group what fits."""
+        fitting, tokens = 0, 0
+        for request, index in group.items[: limits.inputs]:
+            if tokens + request.lengths[index] > limits.tokens:
+                break
+            fitting, tokens = fitting + 1, tokens + request.lengths[index]
+        taken, group.items = group.items[:fitting], group.items[fitting:]
+        for request, index in taken:
+            self._count(request, -1, -request.lengths[index])
+        return taken, tokens
 
     def remove(self, request: Request) -> None:
         """Drop the inputs of a request that is closed; its entries fall out when they are drawn."""
@@ -65,7 +101,7 @@ class Suspects:
 
     def waiting(self) -> list[Item]:
         """Every input that waits here. O(n): for status and tests."""
-        return [item for group in self._groups for item in group if not item[0].closed]
+        return [item for group in self._groups for item in group.items if not item[0].closed]
 
     def _count(self, request: Request, inputs: int, tokens: int) -> None:
         self.inputs += inputs

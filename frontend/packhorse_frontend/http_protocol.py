@@ -145,8 +145,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _take_waiting(self) -> None:
         waiting, self._waiting = self._waiting, bytearray()
-        self._turns.release()
         if not self.transport.is_closing():
+            self._turns.release()
             self._take(memoryview(waiting))
 
     def _is_answering(self) -> bool:

@@ -328,6 +328,15 @@ class BrokerMachine(RuleBasedStateMachine):
         beating = data.draw(st.sets(st.sampled_from(sorted(self.workers)))) if self.workers else set()
         self.pass_time(seconds, beating)
 
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def fall_silent(self, data: st.DataObject) -> None:
+        """One worker says nothing for a while, has lost what it had at hand, and comes back."""
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        self.pass_time(1.2, self.workers.keys() - {worker.name})
+        worker.open.clear()
+        self.pass_time(0.3, set(self.workers))
+
     # ---- what must hold ----
 
     @invariant()

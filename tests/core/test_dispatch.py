@@ -86,7 +86,7 @@ def test_the_second_credit_takes_a_full_batch_and_there_is_no_third() -> None:
     assert story.submit(1, [1] * 7) == ["batch 1 -> w0: 1.0 1.1", "batch 2 -> w0: 1.2 1.3"]
     assert story.done("w0", 1) == ["result -> f0: 1.0 1.1", "batch 3 -> w0: 1.4 1.5"]
     assert story.submit(2, [1] * 9) == []
-    assert story.done("w0", 2) == ["result -> f0: 1.2 1.3", "batch 4 -> w0: 1.6 2.0"]
+    assert story.done("w0", 2) == ["result -> f0: 1.2 1.3", "batch 4 -> w0: 2.0 1.6"]
 
 
 def test_the_second_credit_takes_less_only_when_the_running_batch_is_about_to_end() -> None:

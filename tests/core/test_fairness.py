@@ -51,6 +51,17 @@ def test_a_single_request_does_not_wait_for_a_huge_one() -> None:
     assert any((2, 0) in batch for batch in batches)
 
 
+def test_a_single_request_does_not_wait_for_a_huge_one_of_short_inputs() -> None:
+    """A turn in tokens alone would be several batches of these."""
+    story = _blocked(max_batch_size=32)
+    story.feed(submit(1, [1] * 2048))
+    _next_batches(story, 4)
+    for rid in range(2, 5):
+        story.submit(rid, [1])
+    (batch,) = _next_batches(story, 1)
+    assert {rid for rid, _ in batch} == {1, 2, 3, 4}
+
+
 def test_two_requests_share_by_tokens() -> None:
     story = _blocked(max_batch_size=4 * QUANTUM_TOKENS, max_num_tokens=4 * QUANTUM_TOKENS)
     story.feed(submit(1, [QUANTUM_TOKENS] * 40), submit(2, [QUANTUM_TOKENS // 16] * 640))

@@ -8,6 +8,7 @@ import pytest
 
 from broker_story import BOOT_ID, Story, beat, hello, inputs_of, lost, submit, without_logs
 from packhorse_broker import events as e
+from packhorse_broker.retries import SPARED_S
 from packhorse_shared.messages import BatchFailed, ErrorCode, InputFailure
 
 
@@ -72,10 +73,10 @@ def test_waiting_suspects_get_a_worker_although_the_queue_is_full_of_work() -> N
 def test_a_death_of_one_request_leaves_no_trace_in_the_others() -> None:
     story = Story(max_queue_delay=0.0, max_batch_size=1).with_frontend().with_workers("w0")
     story.submit(1)
-    for attempt in range(1, 3):
-        story.feed(lost(f"w{attempt - 1}"))
-        story.with_workers(f"w{attempt}")
-    lines = without_logs(story.feed(lost("w2")))
+    for _ in range(2):
+        story.feed(lost("w0"))
+        story.with_workers("w0")
+    lines = without_logs(story.feed(lost("w0")))
     assert lines == ["fail -> f0: 1 worker_died input 0", "state -> f0: ready 0 loading 0 queue 0"]
 
 
@@ -103,8 +104,40 @@ def test_an_answer_from_another_boot_is_ignored() -> None:
     assert story.done("w0", 1) == ["result -> f0: 1.0"]
 
 
+def test_what_two_workers_died_of_is_not_given_to_the_last_one_while_another_comes_back() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1", "w2")
+    assert story.submit(1) == ["batch 1 -> w0: 1.0"]
+    assert "batch 2 -> w1: 1.0" in story.feed(lost("w0"))  # a first retry risks it: most deaths are no input's fault
+    assert not [line for line in story.feed(lost("w1")) if line.startswith("batch")]
+    assert story.submit(2) == ["batch 3 -> w2: 2.0"]
+    assert story.done("w2", 3) == ["result -> f0: 2.0"]
+    story.with_workers("w3")
+    assert story.sent[4].worker == b"w2"
+    assert "fail -> f0: 1 worker_died input 0" in story.feed(lost("w2"))
+
+
+def test_the_last_worker_is_spared_for_a_while_only() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1", "w2")
+    story.submit(1)
+    story.feed(lost("w0"))
+    story.feed(lost("w1"))
+    assert story.wait_alive(SPARED_S - 0.1, "w2") == []
+    assert story.submit(2, [1, 1]) == ["batch 3 -> w2: 2.0 2.1"]
+    assert story.done("w2", 3) == ["result -> f0: 2.0 2.1"]
+    assert story.wait_alive(0.2, "w2") == ["batch 4 -> w2: 1.0"]
+
+
+def test_a_server_of_one_worker_has_nobody_to_wait_for() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0")
+    story.submit(1)
+    for _ in range(2):
+        story.feed(lost("w0"))
+        story.with_workers("w0")
+    assert len(story.sent) == 3
+
+
 def test_a_failed_input_fails_its_request_only() -> None:
-    story = Story(max_queue_delay=0.0, max_batch_size=4).with_frontend().with_workers("w0")
+    story = Story(max_queue_delay=0.0, max_batch_size=8).with_frontend().with_workers("w0")
     story.feed(submit(1, [1, 1]), submit(2, [1, 1]))
     lines = story.done("w0", 1, failures=[InputFailure(1, ErrorCode.NON_FINITE_OUTPUT, "")])
     assert lines == ["fail -> f0: 1 non_finite_output input 1", "result -> f0: 2.0 2.1"]

@@ -49,15 +49,15 @@ def test_a_worker_stopped_for_3_s(make_standin: StandInFactory, settled: Settled
 def test_a_batch_that_never_returns(make_standin: StandInFactory, settled: Settled, aims: Aims) -> None:
     """Its worker is killed at the deadline, until the input that is to blame stands alone."""
     batch_timeout_s = 1.0
-    stack = make_standin(f"--batch_timeout={batch_timeout_s:g}", "--workers_per_device=2", batch_s=0.015, hang=(STUCK,))
-    stack.start().wait_ready(2)
+    stack = make_standin(f"--batch_timeout={batch_timeout_s:g}", "--workers_per_device=3", batch_s=0.015, hang=(STUCK,))
+    stack.start().wait_ready(3)
     with settled(stack):
         with (
             Load(stack.port, random_questions(SEED), rate=100, seed=SEED) as load,
             Load(stack.port, [ask([f"t{STUCK} t10"])], rate=1, at_most=1) as guilty,
         ):
             found = guilty.wait_done(within_s=30)
-            wait_ready_workers(stack, 2)
+            wait_ready_workers(stack, 3)
             load.wait_for(50)
         report = load.report()
     print(f"seed {SEED}: {report}")
