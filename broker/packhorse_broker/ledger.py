@@ -21,7 +21,7 @@ from packhorse_broker.fairness import FairQueue
 from packhorse_broker.leases import Batch, Fleet, Worker
 from packhorse_broker.quarantine import Quarantine
 from packhorse_broker.requests import Item, Request, RequestHeap
-from packhorse_broker.retries import MAX_ATTEMPTS, SPARED_S, Suspects
+from packhorse_broker.retries import MAX_ATTEMPTS, Suspects
 from packhorse_broker.stats import Meter
 from packhorse_shared.messages import BrokerState, ErrorCode, ModelFacts, RequestFailure, WorkerStatus
 from packhorse_shared.settings import Settings
@@ -164,8 +164,8 @@ class Ledger:
                     self.quarantine.add(request.slice_of(index, index), self.now)
                 self.fail(request, code, f"{message} ({attempts} attempts, input {index})", index=index)
         names = self.gone.keys() | {worker.name for worker in self.fleet.workers.values()}
-        spares_until = self.now + SPARED_S if is_deadly and len(names) > 1 else self.now
-        self.suspects.add([item for item in batch.items if not item[0].closed], spares_until=spares_until)
+        items = [item for item in batch.items if not item[0].closed]
+        self.suspects.add(items, self.now, known_workers=len(names) if is_deadly else 0)
 
     def move_silent(self, batch: Batch) -> None:
         """Move a batch away from a worker that fell silent. A silence may be nobody's fault (a stopped process, a machine out

@@ -3,8 +3,9 @@
 Each death charges an attempt to every input of the batch that ran. The first attempt was a batch of n; the second is made in
 groups of about sqrt(n), the third alone. An input that fails the third is the guilty one, after exactly three deaths whatever
 the batch size, and its neighbours of the first batch are long served. Groups are never mixed with other inputs and run one at
-a time, so that the other workers keep serving. What two workers have died of is not given to the last one that is left while
-another is on its way back: if it kills that one too, nobody serves at all.
+a time, so that the other workers keep serving. The last worker that is left is spared while others are on their way back: if a
+group kills that one too, nobody serves at all. Only of two workers the second one takes a first retry at once: most deaths are
+no input's fault, and waiting for a reload would be the rule there.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ class Suspects:
         self.tokens = 0
         self._groups: deque[_Group] = deque()
 
-    def add(self, items: list[Item], *, spares_until: float = _AT_ONCE) -> None:
+    def add(self, items: list[Item], now: float, *, known_workers: int) -> None:
         """Queue charged inputs of one batch, in groups by how often they were charged.
 
-        ``spares_until``: how long those charged twice spare the last worker.
+        ``known_workers``: those there are and those that lately were; 0 where no worker died of it.
         """
+        spares_until = now + SPARED_S
         first = [(request, index) for request, index in items if request.attempts[index] == 1]
         later = [(request, index) for request, index in items if request.attempts[index] > 1]
         size = max(1, math.ceil(math.sqrt(len(first))))
-        self._groups.extend(_Group(first[start : start + size], _AT_ONCE) for start in range(0, len(first), size))
-        self._groups.extend(_Group([item], spares_until) for item in later)
+        groups = [(first[start : start + size], known_workers > 2) for start in range(0, len(first), size)]
+        groups += [([item], known_workers > 1) for item in later]
+        self._groups.extend(_Group(group, spares_until if spares else _AT_ONCE) for group, spares in groups)
         for request, index in items:
             self._count(request, 1, request.lengths[index])
 

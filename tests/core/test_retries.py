@@ -104,10 +104,27 @@ def test_an_answer_from_another_boot_is_ignored() -> None:
     assert story.done("w0", 1) == ["result -> f0: 1.0"]
 
 
+def test_of_two_workers_the_second_one_takes_a_first_retry_at_once() -> None:
+    """Most deaths are no input's fault."""
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1")
+    story.submit(1)
+    assert "batch 2 -> w1: 1.0" in story.feed(lost("w0"))
+
+
+def test_the_last_of_three_is_not_given_what_others_died_of_while_they_come_back() -> None:
+    story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1", "w2")
+    assert [story.submit(1), story.submit(2)] == [["batch 1 -> w0: 1.0"], ["batch 2 -> w1: 2.0"]]
+    assert "batch 3 -> w2: 1.0" in story.feed(lost("w0"))  # w1 still lives
+    story.feed(lost("w1"))
+    assert story.done("w2", 3) == ["result -> f0: 1.0"]
+    assert story.wait_alive(SPARED_S - 0.1, "w2") == []
+    assert story.wait_alive(0.2, "w2") == ["batch 4 -> w2: 2.0"]
+
+
 def test_what_two_workers_died_of_is_not_given_to_the_last_one_while_another_comes_back() -> None:
     story = Story(max_queue_delay=0.0).with_frontend().with_workers("w0", "w1", "w2")
     assert story.submit(1) == ["batch 1 -> w0: 1.0"]
-    assert "batch 2 -> w1: 1.0" in story.feed(lost("w0"))  # a first retry risks it: most deaths are no input's fault
+    assert "batch 2 -> w1: 1.0" in story.feed(lost("w0"))
     assert not [line for line in story.feed(lost("w1")) if line.startswith("batch")]
     assert story.submit(2) == ["batch 3 -> w2: 2.0"]
     assert story.done("w2", 3) == ["result -> f0: 2.0"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import psutil
@@ -33,20 +35,32 @@ class Memory:
 
     def slope_per_hour(self) -> tuple[float, float]:
         """Bytes an hour by least squares, and the standard error of that."""
-        if len(self.times) < 10:
-            return 0.0, math.inf
-        times = (np.array(self.times) - self.times[0]) / 3600
-        held = np.array(self.resident_bytes, dtype=np.float64)
-        centred = times - times.mean()
-        slope = float(centred @ held / (centred @ centred))
-        rest = held - held.mean() - slope * centred
-        return slope, math.sqrt(float(rest @ rest) / (len(times) - 2) / float(centred @ centred))
+        return _slope(self.times, self.resident_bytes)
 
     @property
     def grows(self) -> bool:
-        """Whether it certainly gains more than the limit, seen for long enough."""
-        slope, error = self.slope_per_hour()
-        return self.seconds >= LONG_ENOUGH_S and slope - 3 * error > MOST_BYTES_PER_HOUR
+        """Whether it certainly gains more than the limit in every third of a time that is long enough.
+
+        An allocator keeps what the worst moment so far took, so that memory rises in steps which become ever rarer. A leak goes
+        on and on.
+        """
+        if self.seconds < LONG_ENOUGH_S:
+            return False
+        cuts = [len(self.times) * third // 3 for third in range(4)]
+        thirds = [_slope(self.times[start:end], self.resident_bytes[start:end]) for start, end in pairwise(cuts)]
+        return all(slope - 3 * error > MOST_BYTES_PER_HOUR for slope, error in thirds)
+
+
+def _slope(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Change an hour of a line through the values, and its standard error."""
+    if len(times_s) < 10:
+        return 0.0, math.inf
+    times = (np.array(times_s) - times_s[0]) / 3600
+    held = np.array(values, dtype=np.float64)
+    centred = times - times.mean()
+    slope = float(centred @ held / (centred @ centred))
+    rest = held - held.mean() - slope * centred
+    return slope, math.sqrt(float(rest @ rest) / (len(times) - 2) / float(centred @ centred))
 
 
 class MemoryWatch:
