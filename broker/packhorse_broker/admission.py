@@ -16,6 +16,9 @@ from packhorse_shared.messages import ErrorCode
 
 MAX_HELD_BYTES = 1 << 30
 """Most bytes of token ids that live requests may hold together."""
+WAIT_SHARE = 0.95
+"""Of a request's time that the estimated wait may take. Under overload the queue is as long as the estimate allows, and without
+a margin half of those who are let in would be late by a little."""
 LONGEST_RETRY_AFTER_S = 30
 NO_WORKER_RETRY_AFTER_S = 5
 """About what a worker takes to restart and load."""

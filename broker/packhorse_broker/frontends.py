@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from packhorse_broker import events as e
-from packhorse_broker.admission import MAX_HELD_BYTES, NO_WORKER_RETRY_AFTER_S, Refusal, in_quarantine, too_long
+from packhorse_broker.admission import MAX_HELD_BYTES, NO_WORKER_RETRY_AFTER_S, WAIT_SHARE, Refusal, in_quarantine, too_long
 from packhorse_broker.dispatch import dispatch
 from packhorse_broker.ledger import Frontend, Ledger
 from packhorse_broker.requests import Request, accept
@@ -112,7 +112,7 @@ def _refusal_by_load(ledger: Ledger, request: SubmittedRequest) -> Refusal | Non
             ledger.retry_after_s(request.priority),
         )
     wait_s = ledger.wait_s(request.priority)
-    if wait_s is not None and wait_s > request.ttl_ms / 1000:
+    if wait_s is not None and wait_s > WAIT_SHARE * request.ttl_ms / 1000:
         return Refusal(
             ErrorCode.WAIT_TOO_LONG,
             f"the wait is about {wait_s:.1f} s, and {request.ttl_ms / 1000:.1f} s are left of request_timeout; try again later",

@@ -6,6 +6,7 @@ import pytest
 
 from broker_story import Story, announce, lost, submit, submit_many, without_logs
 from packhorse_broker import admission
+from packhorse_broker.admission import WAIT_SHARE
 from packhorse_shared.messages import WorkerLimits
 
 
@@ -109,8 +110,8 @@ def test_the_wait_is_estimated_from_full_batches_and_held_against_the_ttl() -> N
         story.now += 0.5
         story.done("w0", batch)
     story.submit(1, [1] * 20)  # two of them leave, 18 wait, half a second each, and so does its own batch
-    assert story.submit(2, ttl_s=10.4) == ["fail -> f0: 2 wait_too_long retry 11"]
-    assert story.submit(3, ttl_s=10.6) == []
+    assert story.submit(2, ttl_s=10.4 / WAIT_SHARE) == ["fail -> f0: 2 wait_too_long retry 11"]
+    assert story.submit(3, ttl_s=10.6 / WAIT_SHARE) == []
     assert story.submit(4, ttl_s=1.0, priority=-1) == []
     assert story.submit(5, ttl_s=1.0, resubmitted=True) == []
 
@@ -125,8 +126,8 @@ def test_a_large_request_is_waited_for_by_a_turn_only() -> None:
     story.submit(2, [16] * 1000)
     # One turn of each (256 tokens are 16 inputs), what the worker holds, and its own batch, half a second each.
     wait_s = 0.5 * (2 * 16 + 2 + 1)
-    assert story.submit(3, ttl_s=wait_s - 1)[0].startswith("fail -> f0: 3 wait_too_long")
-    assert story.submit(4, ttl_s=wait_s + 1) == []
+    assert story.submit(3, ttl_s=(wait_s - 1) / WAIT_SHARE)[0].startswith("fail -> f0: 3 wait_too_long")
+    assert story.submit(4, ttl_s=(wait_s + 1) / WAIT_SHARE) == []
 
 
 def test_one_slow_batch_is_not_held_against_singles_for_ever() -> None:

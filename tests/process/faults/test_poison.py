@@ -29,7 +29,7 @@ DEATH = "worker lost: "
 @pytest.fixture(scope="module")
 def stack(make_shared_standin: StandInFactory) -> StandInStack:
     return (
-        make_shared_standin("--workers_per_device=3", "--max_batch_size=9", batch_s=0.015, kill=POISONS).start().wait_ready(3)
+        make_shared_standin("--workers_per_device=4", "--max_batch_size=9", batch_s=0.015, kill=POISONS).start().wait_ready(4)
     )
 
 
@@ -50,7 +50,7 @@ def test_poison(stack: StandInStack, settled: Settled, aims: Aims, poisons: tupl
                 guilty = [loads.enter_context(Load(stack.port, [ask([text])], clients=1, at_most=1)) for text in texts]
                 found = [each.wait_done(within_s=30) for each in guilty]
             found_after_s = time.monotonic() - began
-            wait_ready_workers(stack, 3)
+            wait_ready_workers(stack, 4)
             load.wait_for(5 * CLIENTS)
         report = joined([load.report(), newcomers.report()])
     print(f"seed {SEED}: {report}; found after {found_after_s:.2f} s")
