@@ -12,6 +12,8 @@ from typing import cast
 from http_answers import AnswerReader
 from report import Sent
 
+MOST_IDLE = 128
+"""Connections above these are closed: what one bad moment opened must not be held, and counted as the server's, for ever."""
 Ended = asyncio.Future[None] | None
 """Done when the request has ended, for who waits for that."""
 
@@ -98,7 +100,7 @@ class Connection(asyncio.Protocol):
         self._finish()
         if self._reader.left:
             self._refuse_stray()
-        elif answer.closes:
+        elif answer.closes or len(self._all.idle) >= MOST_IDLE:
             self.close()
         elif self.is_usable:
             self._all.idle.append(self)

@@ -41,7 +41,7 @@ class StandInStack(Stack):
         super().wait_ready(workers)
         for index in range(frontends):
             joined = f"frontend joined frontend={index} "
-            wait_until(lambda: joined in (self.run_dir / "broker.log").read_text(), 30, joined)  # noqa: B023
+            wait_until(lambda: joined in (self.run_dir / "broker.log").read_text(), 60, joined)  # noqa: B023
         self._seen |= set(self.processes())
         return self
 

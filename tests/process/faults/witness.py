@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -46,9 +47,9 @@ def bystanders(
     frontend = attacked or stack.processes("frontend")[0]
     before = frontend.memory_info().rss
     witnessed, over = Witnessed(most_bytes=before), threading.Event()
-    with Load(stack.port, questions, clients=2) as load:
+    with Load(stack.port, questions, clients=2) as load, connect(stack.port) as connection:
         load.wait_for(20)
-        watcher = threading.Thread(target=_watch, args=(stack.port, frontend, witnessed, over), name="witness")
+        watcher = threading.Thread(target=_watch, args=(connection, frontend, witnessed, over), name="witness")
         watcher.start()
         try:
             yield witnessed
@@ -59,7 +60,7 @@ def bystanders(
     report = load.report()
     report.assert_invariant()
     assert set(report.counts) == {200}, report.counts
-    assert not witnessed.faults
+    assert not witnessed.faults, witnessed.faults
     assert max(witnessed.health_s) < _HEALTH_WITHIN_S
     peak, kept = (witnessed.most_bytes - before) / _MIB, (frontend.memory_info().rss - before) / _MIB
     print(f"frontend {before / _MIB:.0f} MiB, peak +{peak:.0f}, kept +{kept:.0f}; health {max(witnessed.health_s):.3f} s")
@@ -68,9 +69,9 @@ def bystanders(
     aims.note("slowest /health beside an attack", max(witnessed.health_s), "s", at_most=_HEALTH_AIM_S)
 
 
-def _watch(port: int, frontend: psutil.Process, witnessed: Witnessed, over: threading.Event) -> None:
-    """Ask for /health on one kept connection, and look at the memory."""
-    with connect(port) as connection:
+def _watch(connection: socket.socket, frontend: psutil.Process, witnessed: Witnessed, over: threading.Event) -> None:
+    """Ask for /health on one kept connection, made before there was harm, and look at the memory."""
+    with connection:
         while not over.wait(_LOOK_EVERY_S):
             witnessed.most_bytes = max(witnessed.most_bytes, frontend.memory_info().rss)
             began = time.monotonic()
