@@ -20,6 +20,8 @@ HAND_OVER_LEAD_S = 0.002
 """A batch that is not full is handed over this long before the running one should end."""
 FULL_LEAD_SHARE = 0.3
 """A full batch may be handed over in this last part of the running one's time: predictions are no better than this."""
+FULL_LEAD_S = 0.01
+"""And always this long before its end: short batches must never wait for a busy broker."""
 _NO_OPTIONS = EncodeOptions()
 
 
@@ -100,7 +102,7 @@ def _hand_over_at(ledger: Ledger, worker: Worker) -> float:
     if end is None or running.started_at is None:
         return ledger.now if is_full else float("inf")
     if is_full:
-        return end - max(HAND_OVER_LEAD_S, FULL_LEAD_SHARE * (end - running.started_at))
+        return end - max(FULL_LEAD_S, FULL_LEAD_SHARE * (end - running.started_at))
     return max(_due_at(ledger), end - HAND_OVER_LEAD_S)
 
 
