@@ -34,20 +34,21 @@ class Refusal:
     index: int | None = None
 
 
-def estimated_wait_s(inputs: int, tokens: int, backlog_s: float, capacity: Capacity) -> float | None:
-    """Seconds until a new request has its answer that comes behind ``inputs`` waiting inputs with ``tokens`` tokens.
+def estimated_wait_s(inputs: int, tokens: int, capacity: Capacity) -> float | None:
+    """Seconds until a new request has its answer that comes behind ``inputs`` waiting inputs with ``tokens`` tokens, from what
+    full batches took lately.
 
-    ``backlog_s``: until the workers are through with what they hold. All of it from what full batches took lately; None while
-    no full batch was seen, 0 while nothing waits. What waits is counted in tokens, and in batches of the size limits; the
-    smaller one is taken, because a wrongly refused request is worse than a late one, whose own timeout still holds.
+    None while no full batch was seen, 0 while nothing waits. What waits is counted in tokens, and in batches of the size
+    limits; the smaller one is taken, because a wrongly refused request is worse than a late one, whose own timeout still holds.
+    Behind it come what the workers hold, about one batch each, and the request's own batch.
     """
     if capacity.tokens_per_s is None or capacity.batches_per_s is None:
         return None
     if not inputs:
         return 0.0
     batches = max(inputs / capacity.largest.inputs, tokens / capacity.largest.tokens)
-    own_batch_s = capacity.workers / capacity.batches_per_s
-    return backlog_s + min(tokens / capacity.tokens_per_s, batches / capacity.batches_per_s) + own_batch_s
+    batch_s = capacity.workers / capacity.batches_per_s
+    return min(tokens / capacity.tokens_per_s, batches / capacity.batches_per_s) + 2 * batch_s
 
 
 def retry_after_s(wait_s: float | None) -> int:

@@ -87,7 +87,7 @@ def _with_free_credit(ledger: Ledger) -> Iterator[Worker]:
 
 
 def _suspects_go_at(ledger: Ledger) -> float:
-    return ledger.suspects.goes_at(ledger.fleet.capacity().workers)
+    return ledger.suspects.goes_at(ledger.fleet.capacity().workers) if ledger.suspects.inputs else float("inf")
 
 
 def _end_or_never(worker: Worker) -> float:

@@ -136,14 +136,6 @@ class Worker:
             return None
         return running.started_at + speed.predicted_s(running)
 
-    def backlog_s(self, now: float) -> float:
-        """Seconds until it is through with what it holds, as far as its speed is known."""
-        left_s = 0.0
-        for batch in self.in_flight:
-            elapsed_s = 0.0 if batch.started_at is None else now - batch.started_at
-            left_s += max(0.0, self.speed.predicted_s(batch) - elapsed_s)
-        return left_s
-
     def excuse(self, stalled_s: float, now: float) -> None:
         """The broker did not run for so long, until now: that time does not count for anything that is awaited from here."""
         self.last_heard = now
@@ -228,11 +220,6 @@ class Fleet:
         if self._capacity is None:
             self._capacity = _capacity_of(list(self.workers.values()))
         return self._capacity
-
-    def backlog_s(self, now: float) -> float:
-        """Seconds until a live worker is through with what it holds, on average. O(workers)."""
-        live = self.live()
-        return sum(worker.backlog_s(now) for worker in live) / len(live) if live else 0.0
 
     def refresh(self, worker: Worker) -> None:
         """Note that a worker's state or what it has in flight changed."""

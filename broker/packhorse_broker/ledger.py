@@ -218,7 +218,7 @@ class Ledger:
             return None
         inputs, tokens = self.queue.ahead_of(priority)
         inputs, tokens = inputs + self.suspects.inputs, tokens + self.suspects.tokens
-        return estimated_wait_s(inputs, tokens, self.fleet.backlog_s(self.now) if inputs else 0.0, capacity)
+        return estimated_wait_s(inputs, tokens, capacity)
 
     def retry_after_s(self, priority: int) -> int:
         """What a refusal made now tells the client."""

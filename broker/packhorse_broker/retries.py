@@ -62,9 +62,7 @@ class Suspects:
         self._groups.appendleft(_Group(items, _AT_ONCE))
 
     def goes_at(self, live_workers: int) -> float:
-        """From when on a group may be handed out; infinity while none waits."""
-        if not self.inputs:
-            return float("inf")
+        """From when on a group may be handed out. Only while some wait."""
         if live_workers > 1:
             return _AT_ONCE
         return min(group.spares_until for group in self._groups if any(not request.closed for request, _ in group.items))

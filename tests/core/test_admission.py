@@ -109,7 +109,7 @@ def test_the_wait_is_estimated_from_full_batches_and_held_against_the_ttl() -> N
     for batch in (1, 2):
         story.now += 0.5
         story.done("w0", batch)
-    story.submit(1, [1] * 20)  # two of them leave, 18 wait, half a second each, and so does its own batch
+    story.submit(1, [1] * 20)  # one of them leaves, 19 wait; that one, and the request's own batch, are half a second too
     assert story.submit(2, ttl_s=10.4 / WAIT_SHARE) == ["fail -> f0: 2 wait_too_long retry 11"]
     assert story.submit(3, ttl_s=10.6 / WAIT_SHARE) == []
     assert story.submit(4, ttl_s=1.0, priority=-1) == []
@@ -124,8 +124,8 @@ def test_a_large_request_is_waited_for_by_a_turn_only() -> None:
         story.done("w0", batch)
     story.submit(1, [16] * 1000)
     story.submit(2, [16] * 1000)
-    # One turn of each (256 tokens are 16 inputs), what the worker holds, and its own batch, half a second each.
-    wait_s = 0.5 * (2 * 16 + 2 + 1)
+    # One turn of each (256 tokens are 16 inputs), about one batch that the worker holds, and its own: half a second each.
+    wait_s = 0.5 * (2 * 16 + 1 + 1)
     assert story.submit(3, ttl_s=(wait_s - 1) / WAIT_SHARE)[0].startswith("fail -> f0: 3 wait_too_long")
     assert story.submit(4, ttl_s=(wait_s + 1) / WAIT_SHARE) == []
 
