@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from model_facts import model_facts
 from packhorse_broker import events as e
 from packhorse_broker.core import BrokerCore
 from packhorse_shared import messages as m
@@ -20,16 +21,7 @@ from packhorse_shared.settings import Settings
 TOKEN = "t" * 64
 BOOT_ID = 77
 INPUTS_PER_RID = 10_000
-MODEL = m.ModelFacts(
-    name="tiny",
-    task="embedding",
-    dimension=2,
-    max_seq_len=512,
-    dtype="float32",
-    vocabulary_rows=1000,
-    canary=(2, 3),
-    fingerprint="f1",
-)
+MODEL = model_facts(max_seq_len=512, vocabulary_rows=1000)
 CANARY_ROW = (0.5, -0.5)
 ROOMY = m.WorkerLimits(max_batch_size=4096, max_num_tokens=1 << 20)
 

@@ -23,22 +23,14 @@ from typing import Any
 import msgspec
 import zmq
 
+from model_facts import model_facts
 from packhorse_shared import messages as m
 from packhorse_shared.codec import Decoder, encode
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import new_identity, open_dealer
 from packhorse_worker.meeting import RemoteBroker
 
-MODEL = m.ModelFacts(
-    name="fake",
-    task="embedding",
-    dimension=3,
-    max_seq_len=4096,
-    dtype="float32",
-    vocabulary_rows=1 << 20,
-    canary=(2, 3),
-    fingerprint="fake",
-)
+MODEL = model_facts(name="fake", dimension=3, max_seq_len=4096, vocabulary_rows=1 << 20, fingerprint="fake")
 LIMITS = m.WorkerLimits(max_batch_size=4096, max_num_tokens=1 << 22)
 
 Row = Sequence[float] | m.ErrorCode

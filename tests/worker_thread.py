@@ -9,22 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from model_facts import model_facts
 from packhorse_shared import messages as m
 from packhorse_worker.backend import Backend, EncodedBatch
 from packhorse_worker.compute import run_worker
-from packhorse_worker.loop import WorkerIdentity
 from packhorse_worker.meeting import MeetingPoint
+from packhorse_worker.orders import WorkerIdentity
 
-FACTS = m.ModelFacts(
-    name="fake",
-    task="embedding",
-    dimension=2,
-    max_seq_len=64,
-    dtype="float32",
-    vocabulary_rows=128,
-    canary=(2, 3),
-    fingerprint="f",
-)
+FACTS = model_facts()
 LIMITS = m.WorkerLimits(4, 256)
 
 

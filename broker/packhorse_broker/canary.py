@@ -31,7 +31,6 @@ class Canary:
     """One that is on its way through a worker."""
 
     batch_id: int
-    facts: ModelFacts
     sent_at: float
 
 
@@ -45,18 +44,17 @@ class Canaries:
 
     def send(self, worker: bytes, facts: ModelFacts, now: float) -> tuple[Canary, SendBatch]:
         """A canary for a worker, and the order to hand it over."""
-        canary = Canary(FIRST_CANARY_ID + self._sent, facts, now)
+        canary = Canary(FIRST_CANARY_ID + self._sent, now)
         self._sent += 1
         work = Work(self._boot_id, canary.batch_id, [len(facts.canary)])
         return canary, SendBatch(worker, work, (struct.pack(f"<{len(facts.canary)}i", *facts.canary),))
 
-    def find_fault(self, canary: Canary, answer: Done | BatchFailed, payload: Buffer) -> str | None:
-        """What is wrong with an answer, or None. The first right one becomes the measure of all others."""
+    def find_fault(self, facts: ModelFacts, answer: Done | BatchFailed, payload: Buffer) -> str | None:
+        """What is wrong with an answer of a worker of this model, or None. The first right one is the measure of all others."""
         if isinstance(answer, BatchFailed):
             return _failed(answer)
         if answer.failures:
             return _failed(answer.failures[0])
-        facts = canary.facts
         size = facts.dimension * (len(facts.canary) if facts.task == "token_reward" else 1)
         if answer.row_values != [size]:
             return f"it has rows of {answer.row_values[:4]} values instead of one of {size}"

@@ -70,8 +70,8 @@ def test(ledger: Ledger, worker: Worker) -> None:
 
 def judge(ledger: Ledger, worker: Worker, answer: Done | BatchFailed, payload: Buffer) -> None:
     """A worker answered the canary."""
-    canary, worker.canary = worker.canary, None
-    assert canary is not None, f"{worker.name} has no canary"
+    assert worker.canary is not None, f"{worker.name} has no canary"
+    worker.canary = None
     assert worker.facts is not None, f"{worker.name} has not said hello"
     if isinstance(answer, BatchFailed) and answer.code is ErrorCode.NO_WORKER and answer.retryable:
         return  # it had no room yet: its next beat that tells of none brings another canary
@@ -79,7 +79,7 @@ def judge(ledger: Ledger, worker: Worker, answer: Done | BatchFailed, payload: B
         # Another worker with another model passed meanwhile.
         refuse(ledger, worker.identity, _other_model(ledger.model.name), slot=worker.slot, pid=worker.pid)
         return
-    if (fault := ledger.canaries.find_fault(canary, answer, payload)) is not None:
+    if (fault := ledger.canaries.find_fault(ledger.model or worker.facts, answer, payload)) is not None:
         kill(ledger, worker, f"its answer to the canary is wrong: {fault}", blame=False)
         return
     message = "worker is back" if worker.has_passed else "worker ready"

@@ -39,6 +39,7 @@ from packhorse_frontend.lingering import LingeringTransport
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.refusal import split_head, write_refusal
 from packhorse_frontend.turns import TurnFlow
+from packhorse_frontend.unsent import UnsentWatch
 from packhorse_shared.settings import HttpSettings
 
 log = logging.getLogger(__name__)
@@ -89,8 +90,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_overflow = False
         self._deadline: asyncio.TimerHandle | None = None
         self._receiving_since = 0.0
-        self._stall: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
 
     # ---- the connection ----
 
@@ -99,6 +98,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = LingeringTransport(transport, self.loop, self._has_unread)  # type: ignore[assignment]  # a proxy of one
         self.flow = self._turns = TurnFlow(self.transport)
+        self._unsent = UnsentWatch(self.loop, self.transport, self.limits.keep_alive)
         excess = len(self.connections) - self.limits.max_connections
         self._is_overflow = excess > 0
         if excess > overflow_of(self.limits.max_connections):
@@ -111,7 +111,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Tell the request that its client is gone."""
         self._stop_receiving()
         self._unset_keepalive_if_required()
-        self._stop_watching_unsent()
+        self._unsent.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -334,28 +334,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """More is written than the client reads: the answer waits for it, while it reads at all."""
         super().pause_writing()
-        self._watch_unsent()
+        self._unsent.start()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        self._stop_watching_unsent()
+        self._unsent.stop()
         super().resume_writing()
-
-    def _watch_unsent(self) -> None:
-        self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self.limits.keep_alive, self._check_unsent)
-
-    def _check_unsent(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unsent_bytes:
-            self._watch_unsent()
-        else:
-            log.debug("client took nothing of its answer", extra={"seconds": self.limits.keep_alive})
-            self.transport.abort()
-
-    def _stop_watching_unsent(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
 
     # ---- refusals ----
 

@@ -152,6 +152,15 @@ def test_of_two_models_at_once_the_one_that_passes_first_is_served() -> None:
     assert [each.state for each in story.report().workers] == ["gone", "ready"]
 
 
+def test_two_that_say_to_serve_the_same_and_do_not_agree_on_its_size() -> None:
+    """Both were tested before there was a measure; the first one that passes is it."""
+    story = with_tested(Story().with_frontend(), "w0")
+    story.feed(hello("w1", model=msgspec.structs.replace(MODEL, dimension=3)))
+    story.passed("w0")
+    lines = story.passed("w1", (0.5, -0.5, 0.5))
+    assert killed(lines)[1].endswith("it has rows of [3] values instead of one of 2")
+
+
 def test_token_level_models_answer_with_a_row_for_each_token() -> None:
     story = Story()
     story.feed(hello("w0", model=msgspec.structs.replace(MODEL, task="token_reward")))

@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 import zmq
 
+from model_facts import model_facts
 from packhorse_shared.codec import Decoder, encode
 from packhorse_shared.messages import (
     BrokerState,
     Cancel,
     FrontendHello,
     Introduce,
-    ModelFacts,
     ModelStatus,
     Ping,
     QueueStatus,
@@ -42,16 +42,7 @@ from packhorse_shared.messages import (
 from packhorse_shared.sockets import open_router
 
 DIMENSION = 32
-MODEL = ModelFacts(
-    name="tiny",
-    task="embedding",
-    dimension=DIMENSION,
-    max_seq_len=64,
-    dtype="float32",
-    vocabulary_rows=128,
-    canary=(2, 3),
-    fingerprint="f",
-)
+MODEL = model_facts(dimension=DIMENSION)
 STATE = BrokerState(
     boot_id=1,
     draining=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
+import threading
 
 import pytest
 
@@ -21,17 +21,18 @@ def test_connections_that_wait_in_the_kernel_are_answered() -> None:
     with running_frontend() as bench, contextlib.ExitStack() as clients:
 
         def stop_after_a_stall() -> None:
-            stalled.append(True)
-            time.sleep(0.5)  # the stall that fills the kernel's queue
+            stalled.set()
+            assert sent.wait(10)  # the stall that fills the kernel's queue
             bench.frontend.begin_drain()
             bench.server.stop()
 
-        stalled: list[bool] = []
+        stalled, sent = threading.Event(), threading.Event()
         bench.loop.call_soon_threadsafe(stop_after_a_stall)
-        wait_until(lambda: stalled)
+        assert stalled.wait(10)
         waiting = [clients.enter_context(bench.connect()) for _ in range(CLIENTS)]
         for connection in waiting:
             connection.sendall(REQUEST)
+        sent.set()
         assert [read_answer(connection)[0] for connection in waiting] == [503] * CLIENTS
 
 

@@ -18,7 +18,8 @@ import pytest
 
 from edges.fake_broker import DIMENSION, MODEL, STATE, encode_ids
 from edges.frontend_thread import Bench, read_all, read_answer, running_frontend
-from packhorse_shared.messages import EncodeOptions, ModelFacts
+from model_facts import model_facts
+from packhorse_shared.messages import EncodeOptions
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until
 
@@ -426,11 +427,12 @@ def test_the_first_served_name_is_echoed_and_others_are_404(bench: Bench) -> Non
     error(bench.get("/v1/models/other"), 404)
 
 
-PROMPTS = ModelFacts(
-    name="tiny", task="embedding", dimension=DIMENSION, max_seq_len=64, dtype="float32", vocabulary_rows=128, fingerprint="f",
-    canary=(2, 3),
-    prompts={"query": "t20 t21 ", "passage": "t30 ", "default": "t40 "}, default_prompt_name="default", lowercase=True,
-)  # fmt: skip
+PROMPTS = model_facts(
+    dimension=DIMENSION,
+    prompts={"query": "t20 t21 ", "passage": "t30 ", "default": "t40 "},
+    default_prompt_name="default",
+    lowercase=True,
+)
 
 
 def test_prompts_go_before_the_texts() -> None:

@@ -581,7 +581,7 @@ sys.path[:0] = {path!r}
 from packhorse_shared.key_folders import read_worker_keys
 from packhorse_shared.watchdog import Watchdog
 from packhorse_worker.compute import run_worker
-from packhorse_worker.loop import WorkerIdentity
+from packhorse_worker.orders import WorkerIdentity
 from packhorse_worker.meeting import RemoteBroker
 from pathlib import Path
 import os

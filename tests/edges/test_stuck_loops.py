@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,34 +62,41 @@ def connect(port: int) -> socket.socket | None:
         return None
 
 
-def test_a_stuck_frontend_ends(folder: Path) -> None:
-    port = free_port()
-    process = start(FRONTEND, folder, port)
+@contextmanager
+def ends_stuck(process: subprocess.Popen[str]) -> Iterator[None]:
+    """The block makes its loop stuck, which must end the process."""
     try:
-        with wait_until(lambda: connect(port), within_s=20) as connection:
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(3.0)  # idle for longer than the watchdog's patience
-            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert process.wait(timeout=10) == 1
-        assert process.stderr is not None
-        assert "in stuck_here" in process.stderr.read()
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_stuck_broker_ends(folder: Path) -> None:
-    process = start(BROKER, folder, free_port())
-    run_dir = RunDir(folder)
-    try:
-        wait_until(run_dir.is_live, within_s=20)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3.0)  # idle for longer than the watchdog's patience
-        with pytest.raises(PackhorseError, match="did not answer"):
-            query_status(run_dir, timeout_s=0.2)
+        yield
         assert process.wait(timeout=10) == 1
         assert process.stderr is not None
         assert "in stuck_here" in process.stderr.read()
     finally:
         process.kill()
         process.communicate()
+
+
+def assert_patient(process: subprocess.Popen[str]) -> None:
+    """Being idle for longer than the watchdog's patience ends nobody."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(3.0)
+
+
+def test_a_stuck_frontend_ends(folder: Path) -> None:
+    port = free_port()
+    process = start(FRONTEND, folder, port)
+    with ends_stuck(process):
+        connection = wait_until(lambda: connect(port), within_s=20)
+        assert_patient(process)
+        with connection:
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            process.wait(timeout=10)
+
+
+def test_a_stuck_broker_ends(folder: Path) -> None:
+    process = start(BROKER, folder, free_port())
+    run_dir = RunDir(folder)
+    with ends_stuck(process):
+        wait_until(run_dir.is_live, within_s=20)
+        assert_patient(process)
+        with pytest.raises(PackhorseError, match="did not answer"):
+            query_status(run_dir, timeout_s=0.2)

@@ -25,7 +25,8 @@ from packhorse_worker.backend import DeviceLostError, EncodedBatch
 from packhorse_worker.brake import Brake
 from packhorse_worker.compute import _load_and_compute
 from packhorse_worker.desk import Desk, Task
-from packhorse_worker.loop import Answer, Finish, Link, WorkerIdentity
+from packhorse_worker.loop import Link
+from packhorse_worker.orders import Answer, Finish, WorkerIdentity
 from waiting import wait_until
 from worker_thread import FACTS, LIMITS, FakeModel, RunningWorker
 

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse_shared.messages import ErrorCode, ModelFacts, WorkerLimits
+from model_facts import model_facts
+from packhorse_shared.messages import ErrorCode, WorkerLimits
 from packhorse_worker.backend import DeviceLostError
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.budget import TokenBudget
@@ -49,16 +50,7 @@ class FakePipeline:
 def runner_with(
     trouble: Callable[[Inputs], None], max_num_tokens: int = 64, grouping: PackedGrouping | PaddedGrouping = PADDED
 ) -> tuple[Runner, FakePipeline]:
-    facts = ModelFacts(
-        name="fake",
-        task="embedding",
-        dimension=2,
-        max_seq_len=50,
-        dtype="float32",
-        vocabulary_rows=128,
-        canary=(2, 3),
-        fingerprint="f",
-    )
+    facts = model_facts(max_seq_len=50)
     pipeline = FakePipeline(trouble)
     return Runner(pipeline, facts, WorkerLimits(32, max_num_tokens), grouping), pipeline  # type: ignore[arg-type] # a stand-in
 

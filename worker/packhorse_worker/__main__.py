@@ -28,8 +28,9 @@ from packhorse_worker.backend import Backend
 from packhorse_worker.brake import Brake
 from packhorse_worker.compute import run_worker
 from packhorse_worker.joining import join
-from packhorse_worker.loop import EXIT_FAULT, WorkerIdentity
+from packhorse_worker.loop import EXIT_FAULT
 from packhorse_worker.meeting import MeetingPoint
+from packhorse_worker.orders import WorkerIdentity
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ from packhorse_shared.watchdog import Watchdog
 from packhorse_worker.answers import answer, failed, inputs_of
 from packhorse_worker.backend import Backend, DeviceLostError
 from packhorse_worker.desk import Task
-from packhorse_worker.loop import EXIT_FAULT, GIVE_UP_AFTER_S, Answer, Break, Finish, Link, Ready, WorkerIdentity
+from packhorse_worker.loop import EXIT_FAULT, GIVE_UP_AFTER_S, Link
 from packhorse_worker.meeting import MeetingPoint
+from packhorse_worker.orders import Answer, Break, Finish, Ready, WorkerIdentity
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import os
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
@@ -26,6 +25,7 @@ from packhorse_shared.watchdog import Watchdog
 from packhorse_worker.answers import failed
 from packhorse_worker.desk import Desk, Task
 from packhorse_worker.meeting import MeetingPoint
+from packhorse_worker.orders import Answer, Break, Finish, Order, Ready, WorkerIdentity
 
 log = logging.getLogger(__name__)
 
@@ -40,50 +40,6 @@ its protocol, as a proxy may do whose broker is away."""
 _COPY_BELOW_BYTES = 64 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
-
-
-@dataclass(frozen=True)
-class WorkerIdentity:
-    """Who this worker is to the broker."""
-
-    slot: int
-    """Its slot under supervisord; -1 for one started by hand."""
-    device: str
-    pid: int
-    incarnation: int
-    supervised: bool
-    """Whether supervisord stops it: then it waits for a broker for ever."""
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The model is loaded and warmed up."""
-
-    facts: m.ModelFacts
-    limits: m.WorkerLimits
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What became of a batch."""
-
-    message: Header
-    payload: Buffer
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The compute thread has ended; with a reason it never could begin."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Break:
-    """The compute thread has ended and the broker must take it for dead."""
-
-
-Order = Ready | Answer | Finish | Break
 
 
 class Link:
