@@ -14,6 +14,9 @@ ARGS ?=
 # How long `make storm` blows.
 MINUTES ?= 10
 
+# Where `make clients` puts the clients of others.
+CLIENTS := .clients
+
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
 # Two processes, one file at a time each: much of the suite waits for real processes.
@@ -31,13 +34,15 @@ define install
 	@touch $@
 endef
 
-.PHONY: help serve test check faults storm format lint types clean
+.PHONY: help serve test check install clients faults soak storm format lint types clean
 
 help:
 	@echo 'make serve    start the server on the bundled model (HOST, PORT, MODEL, ARGS)'
 	@echo 'make test     run the tests (ARGS for pytest)'
 	@echo 'make check    what CI runs: format, lint, types, import rules, tests'
+	@echo 'make clients  install the clients and load tools of others that tests/clients runs; without them those tests are skipped'
 	@echo 'make faults   the tests of faults alone, with the aims of speed: for a machine that does nothing else'
+	@echo 'make soak     the tests that count in thousands or wait for minutes, at their full length (half an hour)'
 	@echo 'make storm    all faults at random on a running server (MINUTES, ARGS)'
 	@echo 'make format   format the code'
 	@echo 'make clean    remove the virtual environment and caches'
@@ -67,8 +72,32 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(PYTEST) $(ARGS)
 
+# What `make check` installs by itself.
+install: $(VENV)/.installed-dev
+
+clients: $(CLIENTS)/.installed
+
+# Each has pins of its own, so none of them goes into $(VENV). uv installs in seconds what takes pip minutes. The stamp of an
+# installation that was cut off is missing, and everything is made anew.
+$(CLIENTS)/.installed: tests/clients/python.txt tests/clients/aiperf.txt tests/clients/package.json
+	@command -v npm >/dev/null || { echo "make clients needs node and npm (on Debian and Ubuntu: apt install nodejs npm)" >&2; exit 1; }
+	@echo "installing the clients of others into $(CLIENTS)" >&2
+	@rm -rf $(CLIENTS)
+	@$(PYTHON) -m venv $(CLIENTS)/uv
+	@$(CLIENTS)/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@for each in python aiperf; do \
+	  $(CLIENTS)/uv/bin/uv venv --quiet --python $(CLIENTS)/uv/bin/python $(CLIENTS)/$$each && \
+	  $(CLIENTS)/uv/bin/uv pip install --quiet --python $(CLIENTS)/$$each/bin/python -r tests/clients/$$each.txt || exit 1; \
+	done
+	@mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node/
+	@npm install --prefix $(CLIENTS)/node --silent --no-audit --no-fund --no-package-lock
+	@touch $@
+
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 0 tests/process/faults --aims $(ARGS)
+
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n 0 tests/reports --soak $(ARGS)
 
 storm: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python tests/process/faults/storm.py --minutes $(MINUTES) $(ARGS)
@@ -85,4 +114,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

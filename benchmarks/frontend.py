@@ -3,6 +3,9 @@
 Asks a running server (``packhorse embeddings``) with one frontend, in about a minute. Each row is one kind of request, sent
 three times in a row, while a second connection asks /health every 5 ms. The table has the median and the longest answer time
 of /health, the time of the request, and its status. Refusals are part of it: what matters is what a body costs others.
+
+With ``--render`` it asks nobody, and measures how long the text of an answer takes to write: 32 inputs of 1024 dimensions, in
+floats and in base64, median and fastest of 200.
 """
 
 from __future__ import annotations
@@ -14,12 +17,19 @@ import statistics
 import threading
 import time
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from packhorse_frontend.render import render_embeddings
+from packhorse_frontend.schema import Usage
 
 MIB = 1 << 20
 TIMES = 3
 ASK_EVERY_S = 0.005
+RENDERED = (32, 1024)
+"""Inputs and dimensions of the answer that is rendered."""
+RENDER_TIMES = 200
 
 
 def fill(begin: bytes, piece: bytes, end: bytes, size: int = 32 * MIB) -> bytes:
@@ -92,11 +102,31 @@ def measure(port: int, body: bytes) -> tuple[list[float], list[tuple[int, float]
     return watch_health(port, ended), outcomes
 
 
+def render_table() -> Table:
+    """Size and time of an answer's text, on one core."""
+    rows = np.random.default_rng(7).standard_normal(RENDERED, dtype=np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    table = Table("encoding", "bytes a value", "median ms", "fastest ms")
+    for encoding_format in ("float", "base64"):
+        took = []
+        for _ in range(RENDER_TIMES):
+            began = time.perf_counter()
+            text = render_embeddings(rows, RENDERED[1], encoding_format, "model", Usage(prompt_tokens=1, total_tokens=1))
+            took.append(1000 * (time.perf_counter() - began))
+        table.add_row(encoding_format, f"{len(text) / rows.size:.1f}", f"{statistics.median(took):.2f}", f"{min(took):.2f}")
+    return table
+
+
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000)
-    port = parser.parse_args().port
+    parser.add_argument("--render", action="store_true", help="how long the text of an answer takes, without a server")
+    parsed = parser.parse_args()
+    port = parsed.port
+    if parsed.render:
+        Console(width=110).print(render_table())
+        return
     table = Table("request", "status", "request ms", "/health median ms", "/health longest ms")
     for name, body in bodies().items():
         waits, outcomes = measure(port, body)

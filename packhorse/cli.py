@@ -23,6 +23,7 @@ Serve encoder models behind one OpenAI-compatible endpoint.
 
   packhorse embeddings [MODEL]   start a server; Ctrl-C drains and stops it
   packhorse status [--json]      queue, workers and rates of a running server
+  packhorse bench [URL]          load test of a running server
   packhorse scale N              run N workers, the others stay untouched
   packhorse worker               one more worker for a running server
   packhorse keys FOLDER NAME...  keys for workers of other machines
@@ -35,8 +36,8 @@ What supervisord runs, one process each: packhorse broker | worker | frontend.
 
 _ROLES = ("broker", "worker", "frontend")
 """Commands that are packages of their own: ``packhorse_<name>.__main__.main(argv)``."""
-_TOOLS = ("embeddings", "status", "scale", "keys", "conf", "slots")
-"""Commands of this package: module and function are both called like the command."""
+_TOOLS = ("embeddings", "status", "bench", "scale", "keys", "conf", "slots")
+"""Commands of this package: module (or package) and function are both called like the command."""
 
 Command = Callable[[list[str], Mapping[str, str]], int]
 Role = Callable[[list[str]], int]

@@ -9,11 +9,16 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from aims import aims, pytest_addoption, pytest_terminal_summary  # noqa: F401 (hooks and a fixture)
+from aims import aims, pytest_terminal_summary  # noqa: F401 (a hook and a fixture)
+from aims import pytest_addoption as add_aims_option
+from soak import add_soak_option, soak  # noqa: F401 (a fixture)
 from stack import Stack
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Threads that wait for each other by spinning take each other's cores: two test processes and a server on two cores ran their
+# forward passes ten times as long, and more. Servers inherit this.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Test processes whose torch each takes all cores wait for each other most of the time. Servers decide by themselves.
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -27,6 +32,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("packhorse")
 
 StackFactory = Callable[..., Stack]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_aims_option(parser)
+    add_soak_option(parser)
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from packhorse_broker import departures, frontends, joining, workers
+from packhorse_broker import departures, frontends, joining, measures, workers
 from packhorse_broker import events as e
 from packhorse_broker.admission import NO_WORKER_RETRY_AFTER_S
 from packhorse_broker.audit import audit
 from packhorse_broker.dispatch import dispatch, next_dispatch
+from packhorse_broker.gauges import metrics_asked
 from packhorse_broker.ledger import Ledger
 from packhorse_broker.patrol import patrol, unreachable
 from packhorse_shared.messages import ErrorCode
@@ -30,8 +31,10 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any], None]] = {
     e.RequestsSubmitted: frontends.submitted,
     e.RequestsCancelled: frontends.cancelled,
     e.FrontendPinged: frontends.pinged,
+    e.FrontendTallied: frontends.tallied,
     e.FrontendLost: frontends.lost,
     e.StatusAsked: frontends.status_asked,
+    e.MetricsAsked: metrics_asked,
     e.WorkerAnnounced: joining.announced,
     e.WorkerGreeted: joining.greeted,
     e.WorkerOutdated: joining.outdated,
@@ -80,6 +83,10 @@ class BrokerCore:
         if ledger.patrol_at != float("inf"):
             times.append(ledger.patrol_at)
         return min((each for each in times if each is not None), default=None)
+
+    def count_malformed(self) -> None:
+        """A message was dropped that is none, so that there is no event of it."""
+        self._ledger.meter.count(measures.MALFORMED)
 
     def check_invariants(self) -> None:
         """Assert that all counts agree and every input is in exactly one place. O(everything): for tests."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from packhorse_broker import events as e
+from packhorse_broker import measures
 from packhorse_broker.leases import Worker, WorkerState
 from packhorse_broker.ledger import Ledger
 from packhorse_shared.messages import ErrorCode, Refused
@@ -16,6 +17,7 @@ def left(ledger: Ledger, event: e.WorkerLeft) -> None:
     blame = None if worker.state is WorkerState.DRAINING else "the worker that ran this input left"
     moved = _take_work(ledger, worker, blame=blame)
     ledger.retire(worker)
+    ledger.meter.count(measures.WORKER_EXITS["left"])
     level, message = (e.ERROR, f"worker left: {event.reason}") if event.reason else (e.INFO, "worker left")
     ledger.log(level, message, worker=worker.name, pid=worker.pid, inputs_moved=moved)
 
@@ -27,6 +29,7 @@ def lost(ledger: Ledger, event: e.WorkerLost) -> None:
         return
     moved = _take_work(ledger, worker, blame="the workers that ran this input died")
     ledger.retire(worker)
+    ledger.meter.count(measures.WORKER_EXITS["lost"])
     ledger.log(e.WARNING, f"worker lost: {event.reason}", worker=worker.name, pid=worker.pid, inputs_moved=moved)
 
 
@@ -36,6 +39,7 @@ def refuse(ledger: Ledger, identity: bytes, reason: str, **fields: int) -> None:
     if (worker := ledger.fleet.workers.get(identity)) is not None:
         _take_work(ledger, worker, blame=None)
         ledger.retire(worker)
+    ledger.meter.count(measures.WORKER_EXITS["refused"])
     ledger.log(e.ERROR, f"worker refused: {reason}", **fields)
 
 
@@ -43,6 +47,7 @@ def kill(ledger: Ledger, worker: Worker, reason: str, *, blame: bool) -> None:
     """End a worker that will not do better. With ``blame``, what it ran is charged."""
     _take_work(ledger, worker, blame="the workers that ran this input had to be killed" if blame else None)
     ledger.retire(worker)
+    ledger.meter.count(measures.WORKER_EXITS["killed"])
     ledger.actions.append(e.KillWorker(worker.identity, worker.pid, reason))
     done = "told to end itself" if worker.key_name else "killed"
     ledger.log(e.ERROR, f"worker {done}: {reason}", worker=worker.name, pid=worker.pid)

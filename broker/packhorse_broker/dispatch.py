@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from packhorse_broker import measures
 from packhorse_broker.events import Payload, SendBatch
 from packhorse_broker.leases import Worker
 from packhorse_broker.ledger import Ledger
@@ -123,6 +124,7 @@ def _send(ledger: Ledger, worker: Worker, items: list[Item], tokens: int, *, is_
     batch = ledger.fleet.lend(worker, items, tokens, ledger.now, is_full=is_full, is_suspect=is_suspect)
     if batch.started_at is not None:
         ledger.patrol_by(ledger.now + ledger.settings.workers.batch_timeout)
+    measures.handed_over(ledger.meter, len(items), tokens, limits)
     options = [request.options for request, _ in items]
     work = Work(
         boot_id=ledger.boot_id,

@@ -32,6 +32,8 @@ _FROM_FRONTENDS: Readings = {
     m.Cancel: lambda peer, cancel, _: e.RequestsCancelled(peer, cancel.rids),
     m.Ping: lambda peer, _, __: e.FrontendPinged(peer),
     m.StatusQuery: lambda peer, _, __: e.StatusAsked(peer),
+    m.Tally: lambda peer, tally, _: e.FrontendTallied(peer, tally.changes),
+    m.MetricsQuery: lambda peer, _, __: e.MetricsAsked(peer),
 }
 _FROM_WORKERS: Readings = {
     m.WorkerAnnounce: lambda peer, announce, _: e.WorkerAnnounced(peer, announce),

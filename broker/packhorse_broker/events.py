@@ -46,6 +46,13 @@ class FrontendPinged(_Frozen, frozen=True):
     frontend: bytes
 
 
+class FrontendTallied(_Frozen, frozen=True):
+    """A frontend tells what it has counted since it last did: (cell, amount) each, of ``meter.py``."""
+
+    frontend: bytes
+    changes: list[tuple[int, float]]
+
+
 class FrontendLost(_Frozen, frozen=True):
     """A frontend's process ended, or it cannot be reached."""
 
@@ -55,6 +62,12 @@ class FrontendLost(_Frozen, frozen=True):
 
 class StatusAsked(_Frozen, frozen=True):
     """Somebody, known or not, asked for the status on the frontends' socket."""
+
+    peer: bytes
+
+
+class MetricsAsked(_Frozen, frozen=True):
+    """Likewise for the metrics."""
 
     peer: bytes
 
@@ -164,8 +177,10 @@ Event = (
     | RequestsSubmitted
     | RequestsCancelled
     | FrontendPinged
+    | FrontendTallied
     | FrontendLost
     | StatusAsked
+    | MetricsAsked
     | WorkerAnnounced
     | WorkerGreeted
     | WorkerOutdated
@@ -213,7 +228,7 @@ class TellFrontend(_Frozen, frozen=True):
     """Send a message without a payload to a peer of the frontends' socket."""
 
     peer: bytes
-    message: m.BrokerState | m.StatusReport | m.Introduce
+    message: m.BrokerState | m.StatusReport | m.MetricsReport | m.Introduce
 
 
 class TellWorker(_Frozen, frozen=True):

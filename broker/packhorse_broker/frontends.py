@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from packhorse_broker import events as e
+from packhorse_broker import measures
 from packhorse_broker.admission import MAX_HELD_BYTES, NO_WORKER_RETRY_AFTER_S, WAIT_SHARE, Refusal, in_quarantine, too_long
 from packhorse_broker.dispatch import dispatch
 from packhorse_broker.ledger import Frontend, Ledger
@@ -73,6 +74,7 @@ def submitted(ledger: Ledger, event: e.RequestsSubmitted) -> None:
         if refusal is None:
             ledger.admit(frontend, accept(event.frontend, each, ids, ledger.now))
         else:
+            measures.rejected(ledger.meter, refusal.code)
             ledger.refuse(
                 event.frontend,
                 each.rid,
@@ -137,6 +139,12 @@ def pinged(ledger: Ledger, event: e.FrontendPinged) -> None:
         ledger.actions.append(e.TellFrontend(event.frontend, ledger.state()))
 
 
+def tallied(ledger: Ledger, event: e.FrontendTallied) -> None:
+    """A frontend tells what it has counted: it stays counted when the frontend is gone."""
+    if _known(ledger, event.frontend) is not None:
+        ledger.meter.add(event.changes)
+
+
 def lost(ledger: Ledger, event: e.FrontendLost) -> None:
     """A frontend is gone: nobody waits for its requests."""
     frontend = ledger.frontends.get(event.frontend)
@@ -167,27 +175,37 @@ def status_asked(ledger: Ledger, event: e.StatusAsked) -> None:
 
 def _report(ledger: Ledger) -> StatusReport:
     now, model = ledger.now, ledger.model
-    suspects = ledger.suspects.waiting()
-    arrivals = [request.arrived for request, _ in suspects]
-    if (oldest := ledger.queue.oldest_arrival()) is not None:
-        arrivals.append(oldest)
-    suspect_only = {request for request, _ in suspects if not request.queued}
-    live = [worker.status(now) for worker in ledger.fleet.workers.values()]
-    names = {status.id for status in live}
-    gone = [status for name, (status, until) in ledger.gone.items() if until > now and name not in names]
-    requests_per_s, inputs_per_s, tokens_per_s = (round(rate, 2) for rate in ledger.meter.per_second(now))
+    oldest = oldest_arrival(ledger)
+    suspect_only = {request for request, _ in ledger.suspects.waiting() if not request.queued}
+    requests_per_s, inputs_per_s, tokens_per_s = (round(rate, 2) for rate in ledger.rates.per_second(now))
     return StatusReport(
         version=__version__,
         model=None if model is None else _model_status(model, ledger.fleet.capacity().largest.tokens),
         queue=QueueStatus(
             inputs=ledger.waiting_inputs(),
             requests=ledger.queue.requests + len(suspect_only),
-            oldest_wait_ms=round(1000 * (now - min(arrivals)), 3) if arrivals else 0.0,
+            oldest_wait_ms=0.0 if oldest is None else round(1000 * (now - oldest), 3),
             limit=ledger.settings.batching.max_queue_size,
         ),
-        workers=sorted(_those_that_fit([*live, *gone]), key=lambda status: (len(status.id), status.id)),
+        workers=sorted(_those_that_fit(worker_statuses(ledger)), key=lambda status: (len(status.id), status.id)),
         rates=RateStatus(requests_per_s=requests_per_s, inputs_per_s=inputs_per_s, tokens_per_s=tokens_per_s),
     )
+
+
+def oldest_arrival(ledger: Ledger) -> float | None:
+    """When the input came that has waited longest; None while none waits."""
+    arrivals = [request.arrived for request, _ in ledger.suspects.waiting()]
+    if (queued := ledger.queue.oldest_arrival()) is not None:
+        arrivals.append(queued)
+    return min(arrivals, default=None)
+
+
+def worker_statuses(ledger: Ledger) -> list[WorkerStatus]:
+    """Every worker, and those that left lately."""
+    live = [worker.status(ledger.now) for worker in ledger.fleet.workers.values()]
+    names = {status.id for status in live}
+    gone = [status for name, (status, until) in ledger.gone.items() if until > ledger.now and name not in names]
+    return [*live, *gone]
 
 
 def _those_that_fit(workers: list[WorkerStatus]) -> Iterator[WorkerStatus]:

@@ -7,6 +7,7 @@ import hmac
 import msgspec
 
 from packhorse_broker import events as e
+from packhorse_broker import measures
 from packhorse_broker.departures import kill, lost, refuse
 from packhorse_broker.leases import Worker, WorkerState
 from packhorse_broker.ledger import Ledger
@@ -80,6 +81,7 @@ def judge(ledger: Ledger, worker: Worker, answer: Done | BatchFailed, payload: B
         refuse(ledger, worker.identity, _other_model(ledger.model.name), slot=worker.slot, pid=worker.pid)
         return
     if (fault := ledger.canaries.find_fault(ledger.model or worker.facts, answer, payload)) is not None:
+        ledger.meter.count(measures.CANARY_FAILURES)
         kill(ledger, worker, f"its answer to the canary is wrong: {fault}", blame=False)
         return
     message = "worker is back" if worker.has_passed else "worker ready"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from packhorse_broker import events as e
+from packhorse_broker import measures
 from packhorse_broker.admission import NO_WORKER_RETRY_AFTER_S, estimated_wait_s, retry_after_s
 from packhorse_broker.batching import DispatchRules
 from packhorse_broker.canary import Canaries
@@ -22,8 +23,9 @@ from packhorse_broker.leases import Batch, Fleet, Worker
 from packhorse_broker.quarantine import Quarantine
 from packhorse_broker.requests import Item, Request, RequestHeap
 from packhorse_broker.retries import MAX_ATTEMPTS, Suspects
-from packhorse_broker.stats import Meter
+from packhorse_broker.stats import Rates
 from packhorse_shared.messages import BrokerState, ErrorCode, ModelFacts, RequestFailure, WorkerStatus
+from packhorse_shared.meter import Meter
 from packhorse_shared.settings import Settings
 
 GONE_SHOWN_S = 60.0
@@ -66,7 +68,10 @@ class Ledger:
         self.last_closed_at = now
         self.live_requests = 0
         self.held_bytes = 0
-        self.meter = Meter(now, 3)
+        self.started_at = now
+        self.meter = Meter()
+        """What GET /metrics counts."""
+        self.rates = Rates(now, 3)
         """Finished requests, inputs and tokens."""
         self.gone: OrderedDict[str, tuple[WorkerStatus, float]] = OrderedDict()
         """Workers that left lately, by name, and until when they are shown."""
@@ -89,14 +94,15 @@ class Ledger:
     def answer(self, request: Request, inputs: int, tokens: int) -> None:
         """Rows for ``inputs`` inputs of a request go out; with the last one it is complete."""
         request.unanswered -= inputs
-        self.meter.add(self.now, 0, inputs, tokens)
+        self.rates.add(self.now, 0, inputs, tokens)
         if not request.unanswered:
-            self.meter.add(self.now, 1)
+            self.rates.add(self.now, 1)
             self.forget(request)
 
     def fail(self, request: Request, code: ErrorCode, message: str, *, index: int | None = None, retry_after: int = 0) -> None:
         """Answer a request with an error; what is left of it is dropped."""
         self.forget(request)
+        measures.failed(self.meter, code)
         self.refuse(request.frontend, request.rid, code, message, index=index, retry_after=retry_after)
 
     def refuse(
@@ -165,6 +171,7 @@ class Ledger:
                 self.fail(request, code, f"{message} ({attempts} attempts, input {index})", index=index)
         names = self.gone.keys() | {worker.name for worker in self.fleet.workers.values()}
         items = [item for item in batch.items if not item[0].closed]
+        self.meter.count(measures.RETRIES, len(items))
         self.suspects.add(items, self.now, known_workers=len(names) if is_deadly else 0)
 
     def move_silent(self, batch: Batch) -> None:
@@ -179,6 +186,7 @@ class Ledger:
             request.silences.add(index)
         if innocent:
             batch.items = innocent
+            self.meter.count(measures.RETRIES, len(innocent))
             self.put_back([batch])
         if charged:
             batch.items = charged

@@ -171,10 +171,10 @@ class BrokerLoop:
             if door.tag != FRONTENDS:
                 self._handle(e.WorkerOutdated(peer, problem.version))
                 return
-            self._complaints.add(str(problem))
+            self._complain(problem)
             return
         except MalformedMessageError as problem:
-            self._complaints.add(str(problem))
+            self._complain(problem)
             return
         if isinstance(message, m.SettingsQuery):
             door.send(peer, m.ServerSettings(), self._settings)
@@ -183,6 +183,10 @@ class BrokerLoop:
         if key_name is not None and isinstance(event, e.WorkerAnnounced | e.WorkerGreeted):
             event = msgspec.structs.replace(event, key_name=key_name)
         self._handle(event)
+
+    def _complain(self, problem: Exception) -> None:
+        self._complaints.add(str(problem))
+        self._core.count_malformed()
 
     def _read_signals(self) -> None:
         for number in read_stop_signals(self._signals):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from packhorse_broker import events as e
+from packhorse_broker import measures
 from packhorse_broker.departures import kill
 from packhorse_broker.leases import Worker, WorkerState
 from packhorse_broker.ledger import Ledger
@@ -67,6 +68,7 @@ def _check(ledger: Ledger, worker: Worker) -> None:
 
 def _move_work(ledger: Ledger, worker: Worker) -> None:
     worker.is_silent, worker.canary = True, None
+    ledger.meter.count(measures.SILENCES)
     running, at_hand = ledger.fleet.reclaim(worker)
     ledger.put_back(at_hand)
     if running is not None:

@@ -7,7 +7,7 @@ from collections import deque
 WINDOW_S = 5
 
 
-class Meter:
+class Rates:
     """Sums over the last ``WINDOW_S`` seconds, in buckets of one second. ``add`` is O(1)."""
 
     def __init__(self, started_at: float, size: int) -> None:
@@ -41,19 +41,19 @@ class BusyShare:
     """How much of the last seconds a worker had a batch to run."""
 
     def __init__(self, started_at: float) -> None:
-        self._meter = Meter(started_at, 1)
+        self._rates = Rates(started_at, 1)
 
     def ran(self, began: float, ended: float) -> None:
         """A batch ran from ``began`` to ``ended``; each second gets its own part."""
         began = max(began, ended - WINDOW_S)
         while began < ended:
             until = min(ended, int(began) + 1.0)
-            self._meter.add(began, until - began)
+            self._rates.add(began, until - began)
             began = until
 
     def share(self, now: float, running_since: float | None) -> float:
         """From 0 to 1, the batch that runs included."""
-        busy = self._meter.per_second(now)[0]
+        busy = self._rates.per_second(now)[0]
         if running_since is not None:
             busy += min(now - running_since, WINDOW_S) / WINDOW_S
         return round(min(busy, 1.0), 4)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from packhorse_broker import events as e
+from packhorse_broker import measures
 from packhorse_broker.departures import kill
 from packhorse_broker.joining import judge, test
 from packhorse_broker.leases import Batch, Worker, WorkerState
 from packhorse_broker.ledger import Ledger
 from packhorse_broker.patrol import has_lost_work, silence_s
+from packhorse_broker.requests import Request
 from packhorse_broker.results import failures_of, results_of
 from packhorse_shared.messages import Drain, ErrorCode, Introduce
 
@@ -68,10 +70,13 @@ def finished(ledger: Ledger, event: e.BatchFinished) -> None:
         request, index = batch.items[failure.index]
         if not request.closed:
             ledger.fail(request, failure.code, failure.message, index=index)
+    answered: list[tuple[Request, int, int]] = []
     for result in results_of(batch, done, event.payload):
         ledger.actions.append(result.action)
+        answered += result.answered
         for request, inputs, tokens in result.answered:
             ledger.answer(request, inputs, tokens)
+    measures.came_back(ledger.meter, batch.sent_at, done.encode_ms, answered)
 
 
 def _put_back_skipped(ledger: Ledger, worker: Worker, boot_id: int, batch_id: int) -> None:

@@ -9,7 +9,9 @@ import ssl
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -27,6 +29,9 @@ from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.run_dir import RunDir, run_dir_of
 from packhorse_shared.settings import MAX_FRONTENDS, HttpSettings, Settings
 from packhorse_shared.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from packhorse_frontend.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +68,15 @@ async def _serve(settings: Settings, index: int, environ: Mapping[str, str]) -> 
     run_dir = run_dir_of(settings.process, http.port, environ.get("XDG_RUNTIME_DIR"))
     run_dir.prepare()
     plan = _plan(settings, run_dir, index)
+    if http.otlp_traces_endpoint is not None:
+        plan = replace(plan, tracing=_open_tracing(http.otlp_traces_endpoint, index))
     _check_certificate(http)
     http = fit_descriptors(http)
     sockets = listen(http, run_dir)
     watchdog = Watchdog()
     frontend = Frontend(plan, lambda: server.stop())  # noqa: PLW0108 (there is no server yet)
     server = DrainingServer(
-        uvicorn_config(http, frontend.app),
+        uvicorn_config(http, frontend.app, frontend.on_refusal),
         frontend,
         grace_s=settings.process.shutdown_grace,
         on_round=watchdog.feed,
@@ -77,6 +84,8 @@ async def _serve(settings: Settings, index: int, environ: Mapping[str, str]) -> 
     log.debug("listening", extra={"url": plan.url, "threads": plan.threads})
     await server.serve(sockets=sockets)
     watchdog.rest()
+    if plan.tracing is not None:
+        await asyncio.to_thread(plan.tracing.close)
     if http.uds is not None:
         await asyncio.to_thread(Path(http.uds).unlink, missing_ok=True)
     if frontend.fault is not None:
@@ -97,6 +106,18 @@ def _plan(settings: Settings, run_dir: RunDir, index: int) -> FrontendPlan:
         url=url_of(settings.http),
         find_model=lambda: find_folder(settings.model, weights=False),
     )
+
+
+def _open_tracing(endpoint: str, index: int) -> Tracing:
+    """What sends traces to a collector. Raises SettingsError where the libraries for it are missing."""
+    try:
+        from packhorse_frontend.tracing import Tracing, open_exporter  # noqa: PLC0415 (of an extra)
+    except ModuleNotFoundError as problem:
+        reason = f"needs OpenTelemetry ({problem.name} is missing): pip install 'packhorse[otel]'"
+        raise SettingsError("otlp_traces_endpoint", reason) from None
+    if not endpoint.startswith(("http://", "https://")):
+        raise SettingsError("otlp_traces_endpoint", f"{endpoint} is not an http:// or https:// address")
+    return Tracing(open_exporter(endpoint), index)
 
 
 def _check_certificate(http: HttpSettings) -> None:

@@ -8,7 +8,9 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.routing import Router
 from starlette.types import ASGIApp
@@ -16,7 +18,9 @@ from starlette.types import ASGIApp
 from packhorse_frontend.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
 from packhorse_frontend.cors import AllowOrigins
+from packhorse_frontend.following import EndedRequest, FollowRequests
 from packhorse_frontend.keys import Keys
+from packhorse_frontend.metering import count_ended, count_refusal, count_rejection
 from packhorse_frontend.middleware import (
     AnswerProblems,
     NameRequests,
@@ -25,13 +29,18 @@ from packhorse_frontend.middleware import (
     RequireKey,
 )
 from packhorse_frontend.pool import TokenizerPool
+from packhorse_frontend.problems import Problem
 from packhorse_frontend.routes import make_routes
 from packhorse_frontend.state import FrontendState
 from packhorse_frontend.tokens import load_tokenizer
 from packhorse_shared.errors import CannotStartError
 from packhorse_shared.messages import BrokerState, ErrorCode
+from packhorse_shared.meter import Meter
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from packhorse_frontend.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +61,8 @@ class FrontendPlan:
     url: str
     find_model: Callable[[], Path]
     """Finds the model's folder, which may take a download. Called in a thread."""
+    tracing: Tracing | None = None
+    """What makes traces of requests, if they are wanted. Closed by who opened it."""
 
 
 class Frontend:
@@ -64,11 +75,13 @@ class Frontend:
         self._tokenizers = ThreadPoolExecutor(plan.threads, "tokenizer")
         self._renderer = ThreadPoolExecutor(1, "renderer")
         self._body_reader = ThreadPoolExecutor(1, "body-reader")
+        meter = Meter()
         self.state = FrontendState(
             http=plan.http,
             served_names=plan.served_names,
             created=plan.created,
-            client=BrokerClient(plan.run_dir.frontends_endpoint, plan.index, self._on_broker_state),
+            client=BrokerClient(plan.run_dir.frontends_endpoint, plan.index, self._on_broker_state, meter),
+            meter=meter,
             pool=TokenizerPool(self._tokenizers, plan.threads),
             renderer=self._renderer,
             body_reader=self._body_reader,
@@ -77,12 +90,19 @@ class Frontend:
         self.fault: CannotStartError | None = None
         """Why this process cannot serve, once that is known; ``on_fault`` was called then."""
         self._requests = NameRequests(_surround(self._make_routes(), self.state, plan))
-        self.app: ASGIApp = self._requests
+        observers: list[Callable[[EndedRequest], None]] = [partial(count_ended, meter)]
+        if plan.tracing is not None:
+            observers.append(plan.tracing.record)
+        self.app: ASGIApp = FollowRequests(self._requests, plan.http.root_path, observers)
 
     @property
     def in_flight(self) -> int:
         """HTTP requests that are being answered."""
         return self._requests.in_flight
+
+    def on_refusal(self, problem: Problem) -> None:
+        """A connection was refused before there was a request."""
+        count_refusal(self.state.meter, problem)
 
     def begin_drain(self) -> None:
         """From now on new requests get 503."""
@@ -142,5 +162,5 @@ def _surround(routes: ASGIApp, state: FrontendState, plan: FrontendPlan) -> ASGI
     """The layers around the routes; see ``middleware.py``. The first to see a request is the last one put on."""
     app: ASGIApp = RequireKey(routes, plan.keys) if plan.keys else routes
     app = RefuseWhileDraining(app, lambda: state.is_draining)
-    app = AnswerProblems(NormalizePath(app, plan.http.root_path))
+    app = AnswerProblems(NormalizePath(app, plan.http.root_path), lambda problem: count_rejection(state.meter, problem))
     return AllowOrigins(app, plan.http.cors_allow_origin) if plan.http.cors_allow_origin else app

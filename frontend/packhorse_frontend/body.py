@@ -96,6 +96,7 @@ class BodyMemory:
                 code="too_many_large_bodies",
                 headers={"retry-after": "1"},
                 closes=True,
+                is_rejection=True,
             )
         self.held_bytes += more_bytes
 

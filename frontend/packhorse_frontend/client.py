@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from packhorse_frontend.dimensions import RowShape
-from packhorse_frontend.exchange import Answer, Answered, Ending, Exchange, OpenRequest
+from packhorse_frontend.exchange import Answered, Encoded, Ending, Exchange, OpenRequest
 from packhorse_frontend.inputs import Ids
 from packhorse_shared.codec import Buffer, Decoder, Header, encode
 from packhorse_shared.errors import MalformedMessageError
@@ -28,12 +28,16 @@ from packhorse_shared.messages import (
     ErrorCode,
     FrontendHello,
     Introduce,
+    MetricsQuery,
+    MetricsReport,
     Ping,
     RequestFailure,
     Result,
     StatusQuery,
     StatusReport,
+    Tally,
 )
+from packhorse_shared.meter import Meter
 from packhorse_shared.sockets import new_identity, open_dealer
 
 log = logging.getLogger(__name__)
@@ -57,15 +61,16 @@ class RequestFailedError(Exception):
 class BrokerClient:
     """Sends requests to the broker and waits for their rows."""
 
-    def __init__(self, endpoint: str, index: int, on_state: Callable[[BrokerState], None]) -> None:
+    def __init__(self, endpoint: str, index: int, on_state: Callable[[BrokerState], None], meter: Meter) -> None:
         self._endpoint = endpoint
         self._index = index
         self._on_state = on_state
+        self._meter = meter
         self._exchange = Exchange()
         self._rids = itertools.count(1)
-        self._futures: dict[int, asyncio.Future[Answer]] = {}
-        self._reports: list[asyncio.Future[StatusReport]] = []
-        self._decoder = Decoder(BrokerState, Result, RequestFailure, StatusReport, Introduce)
+        self._futures: dict[int, asyncio.Future[Encoded]] = {}
+        self._reports: dict[type[Any], list[asyncio.Future[Any]]] = {StatusReport: [], MetricsReport: []}
+        self._decoder = Decoder(BrokerState, Result, RequestFailure, StatusReport, MetricsReport, Introduce)
         self._is_flush_due = False
         self._introducing_to: int | None = None
         self._heard_at = float("-inf")
@@ -87,12 +92,12 @@ class BrokerClient:
 
     def close(self) -> None:
         """Close the socket; what is open fails."""
+        self._send_tally()
         self._ping_timer.cancel()
         self._loop.remove_reader(self._descriptor)
         self._socket.close()
         self._context.term()
-        waiting: list[asyncio.Future[Any]] = [*self._futures.values(), *self._reports]
-        for future in waiting:
+        for future in (*self._futures.values(), *itertools.chain(*self._reports.values())):
             future.cancel()
 
     def is_connected(self) -> bool:
@@ -115,13 +120,13 @@ class BrokerClient:
         deadline: float,
         priority: int = 0,
         options: EncodeOptions = EncodeOptions(),  # noqa: B008 (frozen)
-    ) -> Answer:
+    ) -> Encoded:
         """The rows of one request, one for each of ``lengths``.
 
         ``ids`` are the int32 ids of all inputs, joined. Raises RequestFailedError. Cancelling the call gives the request up.
         """
         rid = next(self._rids)
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[Encoded] = self._loop.create_future()
         self._futures[rid] = future
         self._exchange.open(OpenRequest(rid, ids, lengths, deadline, shape, priority, options))
         self._flush_soon()
@@ -142,15 +147,25 @@ class BrokerClient:
 
     async def status(self, timeout_s: float) -> StatusReport:
         """The broker's report of itself. Raises TimeoutError."""
-        future: asyncio.Future[StatusReport] = self._loop.create_future()
-        self._reports.append(future)
-        self._send(StatusQuery())
+        report: StatusReport = await self._ask(StatusQuery(), StatusReport, timeout_s)
+        return report
+
+    async def metrics(self, timeout_s: float) -> MetricsReport:
+        """What all processes have counted, this one until now. Raises TimeoutError."""
+        self._send_tally()
+        report: MetricsReport = await self._ask(MetricsQuery(), MetricsReport, timeout_s)
+        return report
+
+    async def _ask(self, query: Header, kind: type[Any], timeout_s: float) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._reports[kind].append(future)
+        self._send(query)
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
         finally:
-            if future in self._reports:
-                self._reports.remove(future)
+            if future in self._reports[kind]:
+                self._reports[kind].remove(future)
 
     # ---- sending ----
 
@@ -176,7 +191,13 @@ class BrokerClient:
     def _say_hello(self) -> None:
         self._send(FrontendHello(PROTOCOL_VERSION, self._index, os.getpid()))
 
+    def _send_tally(self) -> None:
+        """Tell what was counted. While the broker is away it is kept: a new one would not take it from a stranger."""
+        if self.is_connected() and (changes := self._meter.take_changes()):
+            self._send(Tally(changes))
+
     def _ping(self) -> None:
+        self._send_tally()
         self._send(Ping())
         if self._was_heard and not self.is_connected():
             self._was_heard = False
@@ -224,9 +245,9 @@ class BrokerClient:
                     self._introducing_to = message.boot_id
                     self._say_hello()
                     self._resubmit()
-            case StatusReport():
-                reports, self._reports = self._reports, []
-                for future in reports:
+            case StatusReport() | MetricsReport():
+                waiting, self._reports[type(message)] = self._reports[type(message)], []
+                for future in waiting:
                     if not future.done():
                         future.set_result(message)
 
@@ -250,7 +271,7 @@ class BrokerClient:
             if future is None or future.done():
                 continue
             if isinstance(ending, Answered):
-                future.set_result(ending.rows)
+                future.set_result(ending.encoded)
             else:
                 future.set_exception(RequestFailedError(ending))
 

@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from packhorse_frontend.middleware import send_problem
 from packhorse_frontend.problems import Problem
 
+_EXPOSED = "x-request-id, retry-after, x-packhorse-queue-ms, x-packhorse-tokenize-ms, x-packhorse-encode-ms"
+
 
 def is_allowed(origin: str, origins: Sequence[str]) -> bool:
     """Whether pages of this origin may call. ``origins`` is the setting ``cors_allow_origin``."""
@@ -21,7 +23,7 @@ def origin_headers(origin: str, origins: Sequence[str]) -> dict[str, str]:
     headers = {}
     if is_allowed(origin, origins):
         headers["access-control-allow-origin"] = "*" if "*" in origins else origin
-        headers["access-control-expose-headers"] = "x-request-id, retry-after"
+        headers["access-control-expose-headers"] = _EXPOSED
     if "*" not in origins:
         headers["vary"] = "Origin"
     return headers

@@ -58,6 +58,8 @@ class OpenRequest:
     missing: int = field(init=False)
     has_row: bytearray = field(init=False)
     rows: Answer | None = None
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.start_over()
@@ -83,11 +85,22 @@ class OpenRequest:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """The rows of all inputs of a request, in their order, and what they took."""
+
+    rows: Answer
+    queue_ms: float
+    """Longest wait in the queue of any input."""
+    encode_ms: float
+    """Longest forward pass of any input."""
+
+
+@dataclass(frozen=True)
 class Answered:
-    """All rows of a request are there, in input order."""
+    """All rows of a request are there."""
 
     rid: int
-    rows: Answer
+    encoded: Encoded
 
 
 Ending = Answered | RequestFailure
@@ -181,6 +194,8 @@ class Exchange:
             bad = next(index for index, row in zip(part.indexes, rows, strict=True) if not np.isfinite(row).all())
             message = "the model's output for this input is not finite"
             return self._fail(request, ErrorCode.NON_FINITE_OUTPUT, message, bad)
+        request.queue_ms = max(request.queue_ms, part.queue_ms)
+        request.encode_ms = max(request.encode_ms, part.encode_ms)
         kept = request.make_room()
         for index, row in zip(part.indexes, rows, strict=True):
             if request.has_row[index]:
@@ -193,7 +208,7 @@ class Exchange:
             return None
         del self._open[request.rid]
         self._to_submit.pop(request.rid, None)
-        return Answered(request.rid, kept)
+        return Answered(request.rid, Encoded(kept, request.queue_ms, request.encode_ms))
 
     def _fail(self, request: OpenRequest, code: ErrorCode, message: str, index: int | None) -> RequestFailure:
         self.give_up(request.rid)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -27,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from packhorse_frontend.descriptors import overflow_of
+from packhorse_frontend.following import CLIENT_LEFT, ENDED_WITH
 from packhorse_frontend.head import (
     MAX_HEAD_BYTES,
     HeaderRules,
@@ -57,6 +59,10 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. ``guard`` makes a subclass with the limits of some settings."""
 
     limits = HttpSettings()
+
+    @staticmethod
+    def on_refusal(problem: Problem) -> None:
+        """Hears of every answer that is given without a request that the app knows of."""
 
     def __init__(
         self,
@@ -112,6 +118,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_receiving()
         self._unset_keepalive_if_required()
         self._unsent.stop()
+        if self._is_answering():
+            self.cycle.scope["state"].setdefault(ENDED_WITH, CLIENT_LEFT)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -192,6 +200,7 @@ class GuardedProtocol(HttpToolsProtocol):
                     f"{self.limits.max_connections} connections are open, the limit (--max_connections)",
                     code="too_many_connections",
                     headers={"retry-after": "1"},
+                    is_rejection=True,
                 )
             )
             return memoryview(b"")
@@ -375,10 +384,13 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.abort()
                 return
+            self.cycle.scope["state"][ENDED_WITH] = problem.status
+        else:
+            self.on_refusal(problem)
         self.transport.write(write_refusal(problem, requested, self.limits.cors_allow_origin))
         self.transport.close()
 
 
-def guard(settings: HttpSettings) -> type[GuardedProtocol]:
+def guard(settings: HttpSettings, on_refusal: Callable[[Problem], None]) -> type[GuardedProtocol]:
     """The protocol class with these settings, as uvicorn wants it: a class to make connections of."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"limits": settings})
+    return type("GuardedProtocol", (GuardedProtocol,), {"limits": settings, "on_refusal": staticmethod(on_refusal)})

@@ -20,8 +20,9 @@ from packhorse_shared.messages import ErrorCode
 
 log = logging.getLogger(__name__)
 
-_OPEN_PATHS = frozenset({"/live", "/health"})
-_DRAINING_PATHS = frozenset({"/live", "/health", "/status"})
+_OPEN_PATHS = frozenset({"/live", "/health", "/", "/docs"})
+"""The last two are pages without data."""
+_DRAINING_PATHS = frozenset({"/live", "/health", "/status", "/metrics", "/"})
 _DRAIN_RETRY_S = 1
 
 
@@ -64,10 +65,11 @@ class NameRequests:
 
 
 class AnswerProblems:
-    """Turns every failure into its envelope."""
+    """Turns every failure into its envelope. ``on_problem`` hears of those that are problems of ours or of the request."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_problem: Callable[[Problem], None]) -> None:
         self._app = app
+        self._on_problem = on_problem
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and answer it if that fails."""
@@ -88,6 +90,7 @@ class AnswerProblems:
             await self._app(scope, receive, send_noting)
         except Problem as problem:
             log_problem(problem, request_id)
+            self._on_problem(problem)
             await send_problem(send, problem)
         except HTTPException as problem:
             await send_problem(send, _explain_routing(scope, problem))
@@ -111,13 +114,14 @@ def _explain_routing(scope: Scope, exception: HTTPException) -> Problem:
 
 
 def log_problem(problem: Problem, request_id: str) -> None:
-    """One line for an error answer: a warning when it is the server's fault, else for debugging only.
+    """One line for an error answer: a warning when it is the server's fault, a notice when a body is over the limit that its
+    operator set, else for debugging only.
 
     A 503 is no fault of its own: what it comes of (no worker, a drain) has its line already, and clients that wait for a
     server to be ready would fill the log.
     """
     is_fault = problem.status >= 500 and problem.status != 503 and not problem.is_expected
-    level = logging.WARNING if is_fault else logging.DEBUG
+    level = logging.WARNING if is_fault else logging.INFO if problem.status == 413 else logging.DEBUG
     extra = {"request_id": request_id, "status": problem.status, "code": problem.code, "reason": problem.message}
     log.log(level, "request failed", extra=extra)
 
@@ -132,7 +136,8 @@ class RefuseWhileDraining:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, unless the server stops."""
         if scope["type"] == "http" and self._is_draining() and scope["path"] not in _DRAINING_PATHS:
-            raise unavailable(ErrorCode.DRAINING, "the server is stopping", _DRAIN_RETRY_S, closes=True)
+            message = "the server is stopping"
+            raise unavailable(ErrorCode.DRAINING, message, _DRAIN_RETRY_S, closes=True, is_rejection=True)
 
         async def send_closing(message: Message) -> None:
             if message["type"] == "http.response.start" and self._is_draining():
@@ -145,7 +150,7 @@ class RefuseWhileDraining:
 
 
 class RequireKey:
-    """Lets in who shows an API key. Open to all: /live, /health and OPTIONS."""
+    """Lets in who shows an API key. Open to all: /live, /health, the pages without data, and OPTIONS."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
@@ -174,14 +179,19 @@ class NormalizePath:
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
-        self._root = root_path.rstrip("/")
+        self._root = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on under its plain path."""
         if scope["type"] == "http":
-            path: str = scope["path"]
-            # uvicorn puts the prefix before what came; a proxy that does not strip it sends it as well.
-            while self._root and (path == self._root or path.startswith(self._root + "/")):
-                path = path[len(self._root) :]
-            scope = {**scope, "path": path.rstrip("/") or "/", "root_path": ""}
+            scope = {**scope, "path": plain_path(scope["path"], self._root), "root_path": ""}
         await self._app(scope, receive, send)
+
+
+def plain_path(path: str, root_path: str) -> str:
+    """A path without the proxy's prefix and without trailing slashes."""
+    root = root_path.rstrip("/")
+    # uvicorn puts the prefix before what came; a proxy that does not strip it sends it as well.
+    while root and (path == root or path.startswith(root + "/")):
+        path = path[len(root) :]
+    return path.rstrip("/") or "/"

@@ -61,13 +61,13 @@ def explain_type(problem: str, root: str = "", first: int = 0) -> Problem:
     return invalid(f"{path or field}: {what}", field)
 
 
-def explain_text(content: bytes, label: str) -> Problem:
-    """Why the content of a JSON string (escapes and all, no quotes) is refused."""
+def explain_text(content: bytes, label: str, field: str) -> Problem:
+    """Why the content of a JSON string (escapes and all, no quotes), which is or is in ``field``, is refused."""
     try:
         text = json.loads('"' + content.decode("utf-8", "surrogateescape") + '"')
     except ValueError as problem:
         return not_json(str(problem))
-    return invalid(f"{label}: {_NO_TEXT}", "input") if not _is_encodable(text) else not_json("a malformed text")
+    return invalid(f"{label}: {_NO_TEXT}", field) if not _is_encodable(text) else not_json("a malformed text")
 
 
 def not_json(problem: str) -> Problem:

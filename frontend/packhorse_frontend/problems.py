@@ -58,6 +58,7 @@ class Problem(Exception):  # noqa: N818 (the HTTP word, as in RFC 9457)
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         closes: bool = False,
+        is_rejection: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -67,6 +68,8 @@ class Problem(Exception):  # noqa: N818 (the HTTP word, as in RFC 9457)
         self.headers = dict(headers or {})
         self.closes = closes
         """Whether the connection ends with this answer: its body was not read, or the server stops."""
+        self.is_rejection = is_rejection
+        """Whether the state of the server is why, and not the request: counted by ``code`` in packhorse_rejected_total."""
         self.is_expected = False
         """Whether somebody asked just to learn this: then it is not worth a warning."""
 
@@ -85,20 +88,29 @@ def invalid(message: str, param: str | None, code: str | None = None) -> Problem
     return Problem(400, message, param=param, code=code)
 
 
-def unavailable(code: ErrorCode, message: str, retry_after_s: int, *, closes: bool = False) -> Problem:
+def unavailable(
+    code: ErrorCode, message: str, retry_after_s: int, *, closes: bool = False, is_rejection: bool = False
+) -> Problem:
     """503 or 429 with a hint when to come back."""
     return Problem(
-        _STATUSES[code], message, code=code.value, headers={"retry-after": str(max(1, retry_after_s))}, closes=closes
+        _STATUSES[code],
+        message,
+        code=code.value,
+        headers={"retry-after": str(max(1, retry_after_s))},
+        closes=closes,
+        is_rejection=is_rejection,
     )
 
 
-def from_failure(code: ErrorCode, message: str, retry_after_s: int, index: int | None) -> Problem:
-    """What the broker said of a request, as an answer. 429 and 503 always carry a hint, others never."""
+def from_failure(code: ErrorCode, message: str, retry_after_s: int, place: tuple[str, str] | None) -> Problem:
+    """What the broker said of a request, as an answer. 429 and 503 always carry a hint, others never. ``place``: how messages
+    name the input that is to blame, and its field."""
     status = _STATUSES[code]
     if status in (429, 503):
         return unavailable(code, message, min(retry_after_s, LONGEST_RETRY_AFTER_S))
-    named = message if index is None or "input[" in message else f"input[{index}]: {message}"
-    return Problem(status, named, param="input" if index is not None or status == 400 else None, code=code.value)
+    label, param = place or ("", "input" if status == 400 else None)
+    named = message if not label or message.startswith(label) else f"{label}: {message}"
+    return Problem(status, named, param=param, code=code.value)
 
 
 def _sendable(message: str) -> str:

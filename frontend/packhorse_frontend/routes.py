@@ -1,4 +1,4 @@
-"""The routes beside embeddings: health, status, models; and what there is not."""
+"""Every route: those that encode, and here those beside them: health, status, models."""
 
 from __future__ import annotations
 
@@ -9,27 +9,45 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from packhorse_frontend.embeddings import EmbeddingsRoute
+from packhorse_frontend.api.pages import make_page_routes
+from packhorse_frontend.classify import CLASSIFY
+from packhorse_frontend.embeddings import EMBEDDINGS
+from packhorse_frontend.encode_route import EncodeRoute
+from packhorse_frontend.metrics_page import metrics
 from packhorse_frontend.problems import Problem, unavailable
+from packhorse_frontend.rerank import RERANK_V1, RERANK_V2
 from packhorse_frontend.schema import Healthy, ModelCard, ModelList
+from packhorse_frontend.score import SCORE
 from packhorse_frontend.state import FrontendState
+from packhorse_frontend.token_routes import detokenize_route, tokenize_route
 from packhorse_shared import __version__
 from packhorse_shared.messages import ErrorCode
 
 _STATUS_TIMEOUT_S = 2.0
+_ENCODING = {
+    "/v1/embeddings": EMBEDDINGS,
+    "/embeddings": EMBEDDINGS,
+    "/v1/rerank": RERANK_V1,
+    "/rerank": RERANK_V1,
+    "/v2/rerank": RERANK_V2,
+    "/v1/score": SCORE,
+    "/v1/classify": CLASSIFY,
+}
 
 
 def make_routes(state: FrontendState) -> list[Route]:
     """Every route of the API."""
-    embeddings = EmbeddingsRoute(state)
     return [
-        Route("/v1/embeddings", embeddings, methods=["POST"]),
-        Route("/embeddings", embeddings, methods=["POST"]),
+        *(Route(path, EncodeRoute(state, endpoint), methods=["POST"]) for path, endpoint in _ENCODING.items()),
+        Route("/tokenize", tokenize_route(state), methods=["POST"]),
+        Route("/detokenize", detokenize_route(state), methods=["POST"]),
         Route("/health", _bind(_health, state)),
         Route("/live", _bind(_live, state)),
         Route("/status", _bind(_status, state)),
+        Route("/metrics", _bind(metrics, state)),
         Route("/v1/models", _bind(_models, state)),
         Route("/v1/models/{name:path}", _bind(_model, state)),
+        *make_page_routes(state),
     ]
 
 

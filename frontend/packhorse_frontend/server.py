@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
 from packhorse_frontend.http_protocol import guard
+from packhorse_frontend.problems import Problem
 from packhorse_shared.settings import HttpSettings
 
 log = logging.getLogger(__name__)
@@ -50,11 +51,11 @@ class Drainable(Protocol):
         """Answer what is in flight with an error."""
 
 
-def uvicorn_config(http: HttpSettings, app: ASGIApp) -> Config:
-    """How uvicorn is to serve the app."""
+def uvicorn_config(http: HttpSettings, app: ASGIApp, on_refusal: Callable[[Problem], None]) -> Config:
+    """How uvicorn is to serve the app. ``on_refusal`` hears of answers that the app does not give."""
     config = Config(
         app,
-        http=guard(http),
+        http=guard(http, on_refusal),
         ws="none",
         lifespan="on",
         interface="asgi3",

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from packhorse_frontend.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
 from packhorse_frontend.gate import find_outage, input_limit
+from packhorse_frontend.pairs import PairTokenizer
 from packhorse_frontend.pool import TokenizerPool
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.tokens import TextTokenizer
 from packhorse_shared.messages import ModelFacts
+from packhorse_shared.meter import Meter
 from packhorse_shared.settings import HttpSettings
 
 
@@ -25,6 +27,8 @@ class FrontendState:
     created: int
     """Unix time that /v1/models gives for the model."""
     client: BrokerClient
+    meter: Meter
+    """What this process counts; the client takes it to the broker."""
     pool: TokenizerPool
     renderer: Executor
     """One thread, for large answers."""
@@ -34,6 +38,7 @@ class FrontendState:
     tokenizer: TextTokenizer | None = None
     """None while it loads."""
     is_draining: bool = False
+    _pairs: tuple[str, PairTokenizer] | None = None
 
     def outage(self) -> Problem | None:
         """Why nothing can be served now, or None."""
@@ -44,6 +49,13 @@ class FrontendState:
     def model(self) -> ModelFacts | None:
         """What is known of the model, None before a worker was ready."""
         return self.client.state.model if self.client.state is not None else None
+
+    def pairs_of(self, model: ModelFacts) -> PairTokenizer:
+        """What makes tokens of this model's pairs of texts, made once."""
+        assert self.tokenizer is not None
+        if self._pairs is None or self._pairs[0] != model.fingerprint:
+            self._pairs = (model.fingerprint, PairTokenizer(self.tokenizer.model_tokenizer, model))
+        return self._pairs[1]
 
     def longest_input(self) -> int | None:
         """Tokens that one input may have, None before a worker was ready."""

@@ -3,11 +3,8 @@
 One tokenizer serves all threads and is never changed after it is loaded, and inputs are cut here, so that no request can see
 another one's settings.
 
-How much text is tokenized is bounded three ways. A text of more than ``_LONGEST_TEXT_CHARS`` characters (more for models that
-take very long inputs) is refused, or cut there where truncation was asked for. A long text is first judged by its beginning:
-when that alone has more than twice the tokens that are allowed, the rest is left alone. Anything else is tokenized whole,
-since white space and unknown words can shrink a long text to a few tokens. And a request stops at its first input that
-is too long, or when its client is gone.
+How much text is tokenized is bounded, see ``long_texts.py``; and a request stops at its first input that is too long, or when
+its client is gone.
 """
 
 from __future__ import annotations
@@ -20,23 +17,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from packhorse_frontend.inputs import LengthRule, TokenizedInputs, label_of
+from packhorse_frontend.inputs import LengthRule, TokenizedInputs
+from packhorse_frontend.long_texts import AbandonedError, encode_long, is_long, steps
+from packhorse_frontend.naming import Naming
 from packhorse_frontend.problems import invalid
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
 
-_LONGEST_TEXT_CHARS = 1_000_000
-_LONGEST_TEXT_CHARS_PER_TOKEN = 256
-_BEGINNING_CHARS = 65_536
-_BEGINNING_CHARS_PER_TOKEN = 64
-_SLACK_TOKENS = 1024
-"""How far cutting a text in two may change the tokens before the cut, with a wide margin."""
-_CHARS_PER_STEP = 65_536
-"""Text tokenized between two looks at whether the client is still there: some 60 ms."""
 _SAMPLES = ("a", "the", "1", "0", ".")
-
-
-class AbandonedError(Exception):
-    """Nobody waits for these tokens any more."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +33,13 @@ class TextWork:
     texts: Sequence[str]
     first_index: int
     """Index of the first text in its request, for messages."""
-    listed: bool
+    naming: Naming
     prompt: str
     lowercase: bool
     add_special_tokens: bool
     rule: LengthRule
+    may_be_empty: bool = False
+    """Whether a text without tokens is none the worse for it."""
 
     @property
     def chars(self) -> int:
@@ -62,9 +51,9 @@ class TextTokenizer:
     """A model's tokenizer. Safe to use from several threads at once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = ModelTokenizer(tokenizer)
+        self.model_tokenizer = ModelTokenizer(tokenizer)
         self._prefix_tokens, self._suffix_tokens = _count_special_tokens(tokenizer)
-        self.count_prompt_tokens = self._tokenizer.count_prompt_tokens
+        self.count_prompt_tokens = self.model_tokenizer.count_prompt_tokens
 
     def tokenize(self, work: TextWork, is_abandoned: Callable[[], bool]) -> TokenizedInputs:
         """Token ids of all texts. Raises Problem (400) naming the first input that is too long or has no tokens."""
@@ -79,53 +68,50 @@ class TextTokenizer:
         truncated = 0
         for index, encoding, is_whole in self._encode(work, is_abandoned):
             ids, is_cut = self._cut(encoding, work)
-            label = label_of(index, listed=work.listed)
             if len(ids) > work.rule.limit:
-                raise work.rule.refuse(label, len(encoding), at_least=not is_whole)
-            if not ids:
-                raise invalid(f"{label} has no tokens", "input")
+                raise work.rule.refuse(work.naming, index, len(encoding), at_least=not is_whole)
+            if not ids and not work.may_be_empty:
+                raise invalid(f"{work.naming.label(index)} has no tokens", work.naming.param(index))
             lists.append(ids)
             truncated += is_cut or not is_whole
         lengths = list(map(len, lists))
         return TokenizedInputs(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(lengths)), lengths, truncated)
 
+    def detokenize(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each list of ids; an id that the tokenizer does not know gives none."""
+        plain = self.model_tokenizer.variant(lowercase=False)
+        texts: list[str] = plain.decode_batch(lists, skip_special_tokens=skip_special_tokens)
+        return texts
+
     def _encode(self, work: TextWork, is_abandoned: Callable[[], bool]) -> Iterator[tuple[int, Encoding, bool]]:
         """Index, encoding and whether all of the text was tokenized, text by text, a step of text at a time."""
-        beginning_chars = _BEGINNING_CHARS + _BEGINNING_CHARS_PER_TOKEN * work.rule.limit
-        reader = self._tokenizer.variant(lowercase=work.lowercase)
         index = work.first_index
-        for texts in _steps(work.texts):
+        for step in steps(list(map(len, work.texts))):
             if is_abandoned():
                 raise AbandonedError
+            texts = work.texts[step]
             prepared = [work.prompt + text for text in texts] if work.prompt else texts
-            if len(prepared) == 1 and len(prepared[0]) > beginning_chars:
-                yield index, *self._encode_long(prepared[0], index, work, beginning_chars)
-            else:
-                for encoding in reader.encode_batch_fast(prepared, add_special_tokens=work.add_special_tokens):
-                    yield index, encoding, True
-                    index += 1
+            if len(prepared) == 1 and is_long(prepared[0], work.rule):
+                may_cut = work.rule.truncate_to is not None
+                found = encode_long(
+                    lambda text: self._encode_all([text], work)[0],
+                    prepared[0],
+                    work.rule,
+                    work.naming,
+                    index,
+                    may_cut=may_cut,
+                )
+                yield index, *found
+                index += 1
                 continue
-            index += 1
+            for encoding in self._encode_all(prepared, work):
+                yield index, encoding, True
+                index += 1
 
-    def _encode_long(self, text: str, index: int, work: TextWork, beginning_chars: int) -> tuple[Encoding, bool]:
-        longest_chars = max(_LONGEST_TEXT_CHARS, _LONGEST_TEXT_CHARS_PER_TOKEN * work.rule.limit)
-        is_whole = len(text) <= longest_chars
-        beginning = self._encode_one(text[:beginning_chars], work)
-        if len(beginning) > 2 * work.rule.limit + _SLACK_TOKENS:
-            return beginning, False
-        if not is_whole and work.rule.truncate_to is None:
-            raise invalid(
-                f"{label_of(index, listed=work.listed)} has {len(text)} characters; for a limit of {work.rule.limit} tokens "
-                f"(--{work.rule.setting}) a text may have at most {longest_chars}",
-                "input",
-                "input_too_long",
-            )
-        return self._encode_one(text[:longest_chars], work), is_whole
-
-    def _encode_one(self, text: str, work: TextWork) -> Encoding:
-        reader = self._tokenizer.variant(lowercase=work.lowercase)
-        encoding: Encoding = reader.encode_batch_fast([text], add_special_tokens=work.add_special_tokens)[0]
-        return encoding
+    def _encode_all(self, texts: Sequence[str], work: TextWork) -> list[Encoding]:
+        reader = self.model_tokenizer.variant(lowercase=work.lowercase)
+        encodings: list[Encoding] = reader.encode_batch_fast(texts, add_special_tokens=work.add_special_tokens)
+        return encodings
 
     def _cut(self, encoding: Encoding, work: TextWork) -> tuple[list[int], bool]:
         """The ids, cut to ``truncate_to`` tokens with the special tokens kept, and whether something was cut off."""
@@ -143,17 +129,6 @@ class TextTokenizer:
 def load_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of a model folder. Raises ModelFilesError naming the file when it is missing or broken."""
     return TextTokenizer(read_tokenizer(folder))
-
-
-def _steps(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Runs of texts with some ``_CHARS_PER_STEP`` characters each; a longer text is a run of its own."""
-    start, chars = 0, 0
-    for position, text in enumerate(texts):
-        if position > start and chars + len(text) > _CHARS_PER_STEP:
-            yield texts[start:position]
-            start, chars = position, 0
-        chars += len(text)
-    yield texts[start:]
 
 
 def _count_special_tokens(tokenizer: Tokenizer) -> tuple[int, int]:

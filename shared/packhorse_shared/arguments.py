@@ -19,7 +19,7 @@ from packhorse_shared.settings import SECTIONS, Flag, Settings, flags
 from packhorse_shared.triton import from_triton
 from packhorse_shared.yaml_file import from_yaml
 
-__all__ = ["EXIT_USAGE", "Parser", "add_settings", "explicit", "load_settings", "parse", "to_environment"]
+__all__ = ["EXIT_USAGE", "Parser", "add_option", "add_settings", "explicit", "load_settings", "parse", "to_environment"]
 
 EXIT_USAGE = 2
 """Exit status for a command line or settings that cannot be used."""
@@ -68,7 +68,7 @@ def add_settings(parser: argparse.ArgumentParser, *, names: Collection[str] | No
     group = parser.add_argument_group("Files of settings")
     for name in FILES:
         if names is None or name in names:
-            _add_both(group, name, f"{_FILE_HELP[name]} ({PREFIX}{name.upper()})", metavar="FILE")
+            add_option(group, name, f"{_FILE_HELP[name]} ({PREFIX}{name.upper()})", metavar="FILE")
 
 
 def explicit(parsed: argparse.Namespace) -> frozenset[str]:
@@ -115,7 +115,7 @@ def _add_flag(group: Any, flag: Flag) -> None:
     words = f": {', '.join(flag.choices)}" if len(flag.choices) > 1 else ""
     text = f"{flag.description}{words} ({_default(flag)}{flag.variable})"
     if flag.is_switch:
-        _add_both(group, flag.name, text, action="store_const", const="true")
+        add_option(group, flag.name, text, action="store_const", const="true")
         for word in ("true", "false"):
             for spelling in {flag.name, flag.name.replace("_", "-")}:
                 option = f"--{spelling}={word}"
@@ -123,10 +123,10 @@ def _add_flag(group: Any, flag: Flag) -> None:
                     option, dest=flag.name, action="store_const", const=word, default=None, help=argparse.SUPPRESS
                 )
     else:
-        _add_both(group, flag.name, text, action="append" if flag.repeatable else "store", metavar=_metavar(flag))
+        add_option(group, flag.name, text, action="append" if flag.repeatable else "store", metavar=_metavar(flag))
 
 
-def _add_both(group: Any, name: str, text: str, **options: Any) -> None:
+def add_option(group: Any, name: str, text: str, **options: Any) -> None:
     """One flag in both spellings; help shows the one with underscores."""
     group.add_argument(f"--{name}", dest=name, default=None, help=text.replace("%", "%%"), **options)
     if "_" in name:

@@ -1,8 +1,9 @@
 """The wire messages: what frontend, broker and worker say to each other.
 
 Every message is three frames: one byte of type, a header (a msgpack array checked against the struct below), and a raw
-payload. Payload down (frontend, broker, worker): the token ids of all inputs, joined, little-endian int32. Payload up: the
-output rows of all inputs, joined, little-endian float32. The broker never decodes a payload; it cuts and joins it by the
+payload. Payload down (frontend, broker, worker): the tokens of all inputs, joined, one little-endian int32 word each: the token
+id, and for a model that tells segments apart (``ModelFacts.segments``) the segment from bit ``SEGMENT_SHIFT`` on. Payload up:
+the output rows of all inputs, joined, little-endian float32. The broker never decodes a payload; it cuts and joins it by the
 lengths in the header.
 
 Rules at one glance:
@@ -23,15 +24,19 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from packhorse_shared.meter import CELLS, FRONTEND_CELLS
 from packhorse_shared.settings import MAX_BATCH_INPUTS, MAX_FRONTENDS, MAX_INPUTS, MAX_PROCESSES, MAX_TOKENS
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_LABELS = 4096
 MAX_CANARY_TOKENS = 16
 MAX_FACTS_BYTES = 60_000
 """Of an encoded ``ModelFacts``: a header has 64 KiB, and those that hold one a little more than it."""
 WORST_PRIORITY = 100
 BYTES_PER_TOKEN = 4
+SEGMENT_SHIFT = 24
+"""Of a token's word: where its segment begins. Below it is the token id."""
+MAX_SEGMENTS = 1 << (31 - SEGMENT_SHIFT)
 BYTES_PER_VALUE = 4
 FIRST_CANARY_ID = 1 << 62
 """Batch ids from here on are canaries: batches of the broker's own that prove a worker."""
@@ -50,6 +55,8 @@ ProcessId = Annotated[int, Meta(ge=0, le=1 << 22)]
 """0 for a process that cannot be watched; the largest is Linux's PID_MAX_LIMIT."""
 Task = Literal["embedding", "classify", "reward", "token_reward", "rerank"]
 """What a model's output is: a text's vector, the logits of its labels, of a reward, of labels for each token, of relevance."""
+Probabilities = Literal["none", "sigmoid", "softmax"]
+"""What turns a classifier's logits into the probabilities of its labels."""
 Slot = Annotated[int, Meta(ge=-1, lt=MAX_PROCESSES)]
 """A worker's slot under supervisord; -1 for one started by hand."""
 
@@ -78,11 +85,38 @@ class ErrorCode(enum.StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
+class PairSlot(enum.IntEnum):
+    """Where a text goes in a ``PairText``."""
+
+    QUERY = 0
+    DOCUMENT = 1
+    PROMPT = 2
+
+
+PairPiece = Annotated[str, Meta(max_length=8192)] | PairSlot
+
+
 class EncodeOptions(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """How one input is to be encoded, beside its ids."""
 
     prompt_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Leading tokens that belong to a prompt: a model with ``include_prompt=false`` leaves them out of its pooling."""
+    scored: bool = False
+    """Whether the output is wanted as scores: after the model's own activation, in float32."""
+
+
+class PairText(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a chat template makes one text of a pair: literal pieces, and between them the texts (``PairSlot``), in order.
+
+    Found out by the worker, so that no template of a model has to be run where requests come in.
+    """
+
+    plain: Annotated[tuple[PairPiece, ...], Meta(max_length=64)]
+    """Without a prompt."""
+    prompted: Annotated[tuple[PairPiece, ...], Meta(max_length=64)]
+    """With one."""
+    strips: bool = False
+    """Whether white space around each text is dropped."""
 
 
 class ModelFacts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -109,6 +143,15 @@ class ModelFacts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     default_prompt_name: ShortText | None = None
     lowercase: bool = False
     """Whether text is lower-cased before it is tokenized (``do_lower_case`` of sentence_bert_config.json)."""
+    probabilities: Probabilities = "none"
+    """Of a model with a classifier's head, whatever its task; what transformers' text-classification pipeline would apply."""
+    segments: Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)] = 1
+    """Segments (token types) that the model tells apart: 1 for none, as for all text-embedding models, which get no pairs. With
+    more, the words of a pair's tokens carry them, and token ids are below ``1 << SEGMENT_SHIFT``."""
+    pair_text: PairText | None = None
+    """Of a reranker whose chat template joins the texts of a pair; None where the pair template of its tokenizer does."""
+    pair_problem: Annotated[str, Meta(max_length=512)] = ""
+    """Why pairs of texts cannot be made for this reranker, in one line that names no folder; empty where they can."""
     canary: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...], Meta(min_length=1, max_length=MAX_CANARY_TOKENS)
     ]
@@ -168,6 +211,21 @@ class Ping(_Header, array_like=True, frozen=True):
 
 class StatusQuery(_Header, array_like=True, frozen=True):
     """Answered with ``StatusReport``. Anyone who may open the socket may ask; no hello is needed."""
+
+
+class Tally(_Header, array_like=True, frozen=True):
+    """What a frontend has counted since its last one, by cells of ``meter.py``. Sent with a ping, if there is anything."""
+
+    changes: Annotated[
+        list[
+            tuple[Annotated[int, Meta(ge=0, lt=FRONTEND_CELLS)], Annotated[float, Meta(ge=0, le=1e12)]]  # cell, amount
+        ],
+        Meta(min_length=1, max_length=FRONTEND_CELLS),
+    ]
+
+
+class MetricsQuery(_Header, array_like=True, frozen=True):
+    """Answered with ``MetricsReport``. Anyone who may open the socket may ask; no hello is needed."""
 
 
 # ---- broker -> frontend ----
@@ -276,6 +334,12 @@ class StatusReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def payload_bytes(self) -> int:  # noqa: D102 (as every header)
         return 0
+
+
+class MetricsReport(_Header, array_like=True, frozen=True):
+    """Every number of GET /metrics, by the cells of ``meter.py``."""
+
+    values: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=CELLS, max_length=CELLS)]
 
 
 # ---- worker -> broker ----

@@ -124,6 +124,13 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ssl_keyfile: Annotated[str | None, Meta(description="private key for HTTPS (PEM)")] = None
     ssl_certfile: Annotated[str | None, Meta(description="certificate chain for HTTPS (PEM)")] = None
     root_path: Annotated[str, Meta(description="path prefix under which a proxy serves Packhorse")] = ""
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="OTLP/HTTP address of an OpenTelemetry collector (http://localhost:4318/v1/traces) that gets a trace of "
+            "each request; needs the `otel` extra"
+        ),
+    ] = None
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

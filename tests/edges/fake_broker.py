@@ -26,6 +26,8 @@ from packhorse_shared.messages import (
     Cancel,
     FrontendHello,
     Introduce,
+    MetricsQuery,
+    MetricsReport,
     ModelStatus,
     Ping,
     QueueStatus,
@@ -37,8 +39,10 @@ from packhorse_shared.messages import (
     StatusReport,
     Submit,
     SubmittedRequest,
+    Tally,
     WorkerStatus,
 )
+from packhorse_shared.meter import Meter
 from packhorse_shared.sockets import open_router
 
 DIMENSION = 32
@@ -93,12 +97,14 @@ class FakeBroker:
     hellos: list[FrontendHello] = field(default_factory=list)
     known: set[bytes] = field(default_factory=set)
     answered: set[int] = field(default_factory=set)
+    meter: Meter = field(default_factory=Meter)
+    """What its frontends have told."""
 
     def __post_init__(self) -> None:
         self._todo: deque[Callable[[], Any]] = deque()
         self._is_ending = False
         self._random = random.Random(7)
-        self._decoder = Decoder(FrontendHello, Submit, Cancel, Ping, StatusQuery)
+        self._decoder = Decoder(FrontendHello, Submit, Cancel, Ping, StatusQuery, Tally, MetricsQuery)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def do(self, action: Callable[[], Any]) -> Any:
@@ -189,8 +195,12 @@ class FakeBroker:
                 self.send(identity, self.state)
             case StatusQuery():
                 self.send(identity, self._report())
+            case MetricsQuery():
+                self.send(identity, MetricsReport(self.meter.values))
             case _ if identity not in self.known:
                 self.send(identity, Introduce(self.state.boot_id))
+            case Tally():
+                self.meter.add(message.changes)
             case Ping():
                 self.send(identity, self.state)
             case Cancel():

@@ -20,6 +20,7 @@ from edges.fake_broker import FakeBroker, running_broker
 from packhorse_frontend.app import Frontend, FrontendPlan
 from packhorse_frontend.keys import Keys
 from packhorse_frontend.server import DrainingServer, uvicorn_config
+from packhorse_frontend.tracing import Tracing
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until
@@ -35,7 +36,8 @@ def build_tokenizer(template: str | None = "[CLS] $A [SEP]") -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")])
     if template is not None:
         specials = [(word, WORDS[word]) for word in ("[CLS]", "[SEP]") if word in template]
-        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=specials)
+        pair = "[CLS] $A [SEP] $B:1 [SEP]:1" if template == "[CLS] $A [SEP]" else None
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, pair=pair, special_tokens=specials)
     tokenizer.enable_padding(length=16)
     tokenizer.enable_truncation(8)
     return tokenizer
@@ -128,6 +130,7 @@ def running_frontend(
     keys: Keys | None = None,
     wait: bool = True,
     find_model: Callable[[], Path] | None = None,
+    tracing: Tracing | None = None,
     **broker_fields: Any,
 ) -> Iterator[Bench]:
     """A frontend on a free port with its fake broker; waits until it is ready unless told otherwise."""
@@ -145,13 +148,14 @@ def running_frontend(
             created=1_700_000_000,
             url="http://test",
             find_model=find_model or (lambda: folder),
+            tracing=tracing,
         )
         started: list[Bench] = []
         listener = socket.create_server(("127.0.0.1", 0))
 
         async def serve() -> None:
             frontend = Frontend(plan, lambda: server.stop())  # noqa: PLW0108 (there is no server yet)
-            server = _ThreadServer(uvicorn_config(http, frontend.app), frontend, grace_s=grace_s)
+            server = _ThreadServer(uvicorn_config(http, frontend.app, frontend.on_refusal), frontend, grace_s=grace_s)
             started.append(Bench(broker, frontend, server, listener.getsockname()[1], asyncio.get_running_loop()))
             await server.serve(sockets=[listener])
 

@@ -14,6 +14,7 @@ from packhorse_shared import codec
 from packhorse_shared import messages as m
 from packhorse_shared.codec import MAX_HEADER_BYTES, Decoder, encode
 from packhorse_shared.errors import MalformedMessageError
+from packhorse_shared.meter import CELLS, FRONTEND_CELLS
 
 KINDS = list(codec._TYPES.values())
 EVERYTHING = Decoder(*KINDS)
@@ -25,6 +26,8 @@ UNSIGNED = st.integers(0, (1 << 63) - 1)
 MS = st.floats(0, 1e12)
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=5)
 CODES = st.sampled_from(m.ErrorCode)
+PIECES = st.lists(TEXT | st.sampled_from(m.PairSlot), max_size=4).map(tuple)
+OPTIONS = st.builds(m.EncodeOptions, prompt_tokens=st.integers(0, 9), scored=st.booleans())
 MODEL = st.builds(
     m.ModelFacts,
     name=TEXT,
@@ -38,6 +41,11 @@ MODEL = st.builds(
     matryoshka_dimensions=st.lists(st.integers(1, 9)).map(tuple),
     prompts=st.dictionaries(TEXT, TEXT, max_size=3),
     default_prompt_name=st.none() | TEXT,
+    lowercase=st.booleans(),
+    probabilities=st.sampled_from(get_args(m.Probabilities)),
+    segments=st.integers(1, m.MAX_SEGMENTS),
+    pair_text=st.none() | st.builds(m.PairText, plain=PIECES, prompted=PIECES, strips=st.booleans()),
+    pair_problem=TEXT,
     canary=st.lists(st.integers(0, (1 << 31) - 1), min_size=1, max_size=m.MAX_CANARY_TOKENS).map(tuple),
     fingerprint=TEXT,
 )
@@ -54,13 +62,17 @@ OVERRIDES: dict[type[Any], st.SearchStrategy[Any]] = {
                 lengths=LENGTHS,
                 ttl_ms=st.integers(0, 100_000_000),
                 priority=st.integers(-100, 100),
-                options=st.builds(m.EncodeOptions, prompt_tokens=st.integers(0, 9)),
+                options=OPTIONS,
                 resubmitted=st.booleans(),
             ),
             min_size=1,
             max_size=4,
         ),
     ),
+    m.Tally: st.builds(
+        m.Tally, st.lists(st.tuples(st.integers(0, FRONTEND_CELLS - 1), st.floats(0, 1e12)), min_size=1, max_size=9)
+    ),
+    m.MetricsReport: st.builds(m.MetricsReport, st.lists(st.floats(0, 1e12), min_size=CELLS, max_size=CELLS)),
     m.Cancel: st.builds(m.Cancel, st.lists(UNSIGNED, min_size=1, max_size=9)),
     m.BrokerState: st.builds(
         m.BrokerState,
@@ -106,7 +118,7 @@ OVERRIDES: dict[type[Any], st.SearchStrategy[Any]] = {
     m.Join: st.builds(m.Join, UNSIGNED),
     m.Refused: st.builds(m.Refused, TEXT),
     m.Quit: st.builds(m.Quit, TEXT),
-    m.Work: st.builds(m.Work, UNSIGNED, UNSIGNED, LENGTHS, st.lists(st.builds(m.EncodeOptions, st.integers(0, 9)), max_size=2)),
+    m.Work: st.builds(m.Work, UNSIGNED, UNSIGNED, LENGTHS, st.lists(OPTIONS, max_size=2)),
     m.Introduce: st.builds(m.Introduce, UNSIGNED),
     m.FrontendHello: st.builds(m.FrontendHello, COUNT, st.integers(0, 31), PID),
 }

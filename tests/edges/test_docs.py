@@ -26,5 +26,5 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_readme_tells_langchain_users_what_to_set() -> None:
-    """B09: LangChain sends ids of another tokenizer by default."""
+    """LangChain sends ids of another tokenizer by default."""
     assert "check_embedding_ctx_length=False" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def test_rows_of_several_batches_make_one_answer_in_input_order() -> None:
     assert exchange.on_result(*rows(1, [2, 0])) == []
     [answered] = exchange.on_result(*rows(1, [1]))
     assert isinstance(answered, Answered)
-    assert np.array_equal(answered.rows, ROWS)
+    assert np.array_equal(answered.encoded.rows, ROWS)
     assert len(exchange) == 0
     assert exchange.on_result(*rows(1, [1])) == []
 
@@ -72,7 +72,7 @@ def test_one_result_may_serve_several_requests() -> None:
     opened(exchange, 2, (1,))
     result = Result([RequestRows(rid, [0], [4], 0.0, 0.0) for rid in (2, 9, 1)])
     endings = exchange.on_result(result, ROWS.tobytes())
-    assert [(ending.rid, ending.rows.tolist()) for ending in endings if isinstance(ending, Answered)] == [
+    assert [(ending.rid, ending.encoded.rows.tolist()) for ending in endings if isinstance(ending, Answered)] == [
         (2, [ROWS[0].tolist()]),
         (1, [ROWS[2].tolist()]),
     ]
@@ -109,7 +109,7 @@ def test_rows_with_values_for_each_token_have_the_size_of_their_input() -> None:
     payload[:] = bytes(len(payload))
     [answered] = exchange.on_result(Result([RequestRows(1, [1], [2], 0.0, 0.0)]), values[4:6].tobytes())
     assert isinstance(answered, Answered)
-    assert [row.tolist() for row in answered.rows] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11]]
+    assert [row.tolist() for row in answered.encoded.rows] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize(("indexes", "sizes"), [([0], [2]), ([0, 1], [4, 4]), ([2], [4]), ([0, 2], [6, 4])])

@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhorse_frontend import large_body
-from packhorse_frontend.inputs import IdLists, Texts, read_input
-from packhorse_frontend.large_body import MAX_REST_BYTES, AbandonedError, read_large_body
+from packhorse_frontend.cursor import AbandonedError, Cursor
+from packhorse_frontend.inputs import IdLists, Texts, read_input, read_texts
+from packhorse_frontend.large_body import MAX_REST_BYTES, Fields, read_large_body
+from packhorse_frontend.large_field import MAX_DOCUMENT_BYTES, InputLimits
 from packhorse_frontend.parsing import BodyParser
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.schema import EmbeddingsRequest
+from packhorse_frontend.schema import DetokenizeRequest, EmbeddingsRequest, RerankRequest, ScoreRequest
 
 PARSER = BodyParser(EmbeddingsRequest)
+FIELDS_OF_BODY: Fields = {"input": "input"}
 MAX_INPUTS, ROWS = 20, 128
+LIMITS = InputLimits(MAX_INPUTS, ROWS)
 
 
 def outcome(inputs: Texts | IdLists) -> Any:
@@ -30,15 +33,15 @@ def outcome(inputs: Texts | IdLists) -> Any:
 def small(body: bytes) -> Any:
     try:
         request = PARSER.parse(body)
-        return outcome(read_input(request.input, MAX_INPUTS, ROWS)), request.model
+        return outcome(read_input(request.input, "input", MAX_INPUTS, ROWS)), request.model
     except Problem as problem:
         return problem
 
 
 def large(body: bytes) -> Any:
     try:
-        request, inputs = read_large_body(body, PARSER, MAX_INPUTS, ROWS, lambda: False)
-        return outcome(inputs or read_input(request.input, MAX_INPUTS, ROWS)), request.model
+        request, found = read_large_body(body, PARSER, FIELDS_OF_BODY, LIMITS, lambda: False)
+        return outcome(found.get("input") or read_input(request.input, "input", MAX_INPUTS, ROWS)), request.model
     except Problem as problem:
         return problem
 
@@ -58,7 +61,7 @@ def assert_alike(body: bytes, *, has_one_fault: bool = False) -> None:
 @pytest.fixture(autouse=True, params=[32, 41, 128 * 1024])
 def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Steps of a few bytes meet every place at which a body can be cut. The shortest holds an id, or a pair of escapes."""
-    monkeypatch.setattr(large_body, "_STEP_BYTES", request.param)
+    monkeypatch.setattr(Cursor, "step_bytes", request.param)
     return int(request.param)
 
 
@@ -152,7 +155,7 @@ def test_an_input_too_many_ends_the_reading(step: int) -> None:
     ],
 )
 def test_all_but_the_input_is_bounded(filler: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_body, "_STEP_BYTES", 128 * 1024)
+    monkeypatch.setattr(Cursor, "step_bytes", 128 * 1024)
     for body in (b'{"input":"a",' + filler + b"}", b"{" + filler + b',"input":"a"}'):
         found = large(body)
         assert isinstance(found, Problem)
@@ -163,16 +166,88 @@ def test_reading_ends_when_nobody_waits(step: int) -> None:
     for value in ("a" * 100, ["a"] * 10, [1] * 100, [[1] * 10] * 10):
         asked = iter([False, True])
         with pytest.raises(AbandonedError):
-            read_large_body(json.dumps({"input": value}).encode(), PARSER, MAX_INPUTS, ROWS, lambda asked=asked: next(asked))
+            read_large_body(
+                json.dumps({"input": value}).encode(), PARSER, FIELDS_OF_BODY, LIMITS, lambda asked=asked: next(asked)
+            )
 
 
 def test_large_ids_become_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_body, "_STEP_BYTES", 128 * 1024)
+    monkeypatch.setattr(Cursor, "step_bytes", 128 * 1024)
     numbers = np.arange(300_000) % ROWS
-    _, inputs = read_large_body(
-        json.dumps({"input": [[5], numbers.tolist()]}).encode(), PARSER, MAX_INPUTS, ROWS, lambda: False
-    )
+    body = json.dumps({"input": [[5], numbers.tolist()]}).encode()
+    _, found = read_large_body(body, PARSER, FIELDS_OF_BODY, LIMITS, lambda: False)
+    inputs = found["input"]
     assert isinstance(inputs, IdLists)
     assert inputs.ids.dtype == np.int32
     assert np.array_equal(inputs.ids[1:], numbers)
     assert inputs.lengths == [1, 300_000]
+
+
+# ---- the fields of the other bodies ----
+
+BODIES: dict[type[Any], Fields] = {
+    RerankRequest: {"documents": "documents"},
+    ScoreRequest: {"text_1": "texts", "text_2": "texts"},
+    DetokenizeRequest: {"tokens": "ids"},
+}
+
+
+def read_both_ways(kind: type[Any], body: bytes) -> list[Any]:
+    """What the parser of small bodies makes of a body, and what the reader of large ones does."""
+    parser = BodyParser(kind)
+
+    def values(request: Any, found: dict[str, Texts | IdLists]) -> Any:
+        read = {}
+        for field, content in BODIES[kind].items():
+            value = getattr(request, field)
+            if field not in found:
+                found[field] = (
+                    read_input(value, field, MAX_INPUTS, ROWS) if content == "ids" else read_texts(value, field, MAX_INPUTS)
+                )
+            read[field] = outcome(found[field])
+        return read
+
+    outcomes: list[Any] = []
+    for is_large in (False, True):
+        try:
+            if is_large:
+                outcomes.append(values(*read_large_body(body, parser, BODIES[kind], LIMITS, lambda: False)))
+            else:
+                outcomes.append(values(parser.parse(body), {}))
+        except Problem as problem:
+            outcomes.append((problem.status, problem.param))
+    return outcomes
+
+
+DOCUMENTS = st.lists(TEXTS | st.builds(lambda text: {"id": [1, {}], "text": text}, TEXTS), max_size=22)
+VALUES = INPUTS | DOCUMENTS | st.just([{"text": 5}]) | st.just([{"id": 1}]) | st.just(["a", {"text": None}])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(list(BODIES)), st.data())
+def test_the_fields_of_other_bodies_are_read_alike(kind: type[Any], data: st.DataObject) -> None:
+    odd = data.draw(st.sampled_from(list(BODIES[kind])))
+    content = {"query": "q", **{field: data.draw(VALUES) if field == odd else ["a"] for field in BODIES[kind]}}
+    small_outcome, large_outcome = read_both_ways(kind, json.dumps(content, ensure_ascii=data.draw(st.booleans())).encode())
+    assert large_outcome == small_outcome
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_broken_documents_are_refused_alike(data: st.DataObject) -> None:
+    body = b'{"query":"q","documents":["a",{"text":"\\u00e9]","x":[{}]},"c"],"top_n":1}'
+    place = data.draw(st.integers(0, len(body)))
+    junk = data.draw(st.sampled_from([b"", b",", b'"', b"]", b"[", b"{", b"}", b":", b"\\", b"\xff", b"1", b" ", b"null"]))
+    broken = body[:place] + junk + body[place + data.draw(st.integers(0, 2)) :]
+    small_outcome, large_outcome = read_both_ways(RerankRequest, broken)
+    if isinstance(small_outcome, dict):
+        assert large_outcome == small_outcome
+    else:
+        assert large_outcome[0] == small_outcome[0] == 400
+
+
+def test_an_object_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cursor, "step_bytes", 128 * 1024)
+    body = b'{"documents":["a",{"text":"' + b"a" * MAX_DOCUMENT_BYTES + b'"}]}'
+    with pytest.raises(Problem, match="documents\\[1\\] is an object of more than"):
+        read_large_body(body, BodyParser(RerankRequest), BODIES[RerankRequest], LIMITS, lambda: False)

@@ -51,7 +51,7 @@ def bits(body: bytes) -> np.ndarray:
 
 
 def test_every_float32_is_read_back_exactly() -> None:
-    """B33: the odd ones, and 200,000 of all magnitudes, subnormal ones among them."""
+    """The odd ones, and 200,000 of all magnitudes, subnormal ones among them."""
     drawn = np.random.default_rng(7).integers(0, 2**32, 400_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
     drawn = drawn[np.isfinite(drawn)][:199_984]
     subnormal = np.random.default_rng(8).integers(1, 2**23, 16_000).astype(np.uint32).view(np.float32)
@@ -61,7 +61,6 @@ def test_every_float32_is_read_back_exactly() -> None:
 
 
 def test_floats_are_short() -> None:
-    """B33"""
     rows = np.random.default_rng(7).standard_normal((32, 1024)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     assert len(render(rows)) <= 14 * rows.size

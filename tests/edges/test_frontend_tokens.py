@@ -13,6 +13,7 @@ from tokenizers.normalizers import Normalizer
 
 from edges.frontend_thread import build_tokenizer, save_tokenizer
 from packhorse_frontend.inputs import LengthRule, TokenizedInputs
+from packhorse_frontend.naming import Naming
 from packhorse_frontend.pool import TokenizerPool
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.tokens import AbandonedError, TextTokenizer, TextWork, load_tokenizer
@@ -30,7 +31,8 @@ TEMPLATES = {
 def work(
     *texts: str, limit: int = 64, to: int | None = None, special: bool = True, prompt: str = "", lower: bool = False
 ) -> TextWork:
-    return TextWork(texts, 0, True, prompt, lower, special, LengthRule(limit, "max_seq_len", to))
+    naming = Naming.of("input", len(texts), listed=True)
+    return TextWork(texts, 0, naming, prompt, lower, special, LengthRule(limit, "max_seq_len", to))
 
 
 def ids(tokens: TokenizedInputs) -> list[list[int]]:
@@ -217,7 +219,7 @@ def test_of_several_faults_the_first_is_told() -> None:
 
 
 def test_small_works_share_an_errand_and_keep_their_own_outcome() -> None:
-    """B62: one tokenizer, many threads, settings of all kinds."""
+    """One tokenizer, many threads, settings of all kinds."""
     works = [work(f"t{10 + number % 100}", special=number % 2 == 0, to=None if number % 3 else 5) for number in range(500)]
     works.insert(250, work("t10 " * 100))
     outcomes = pooled(works, build_tokenizer())

@@ -38,7 +38,7 @@ def wait_state(bench: Bench, **fields: object) -> None:
 
 
 def test_no_worker_is_503_at_once_and_a_full_queue_is_429_before_any_work() -> None:
-    """B38, B50: each with a hint when to come back."""
+    """Each with a hint when to come back."""
     with running_frontend() as bench:
         before = len(bench.broker.received)
         wait_state(bench, queue_inputs=100, retry_after_s=7)
@@ -93,7 +93,6 @@ def test_a_request_that_nobody_answers_ends_with_504_and_is_cancelled() -> None:
 
 
 def test_a_client_that_leaves_frees_its_work() -> None:
-    """B65"""
     with running_frontend() as bench:
         hold(bench)
         with bench.connect() as connection:
@@ -196,7 +195,6 @@ def test_status_is_the_brokers_report() -> None:
 
 
 def test_it_answers_while_it_loads_and_says_once_when_it_is_ready(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """B74"""
     caplog.set_level(logging.DEBUG)
     folder = save_tokenizer(tmp_path)
     with running_frontend(wait=False, state=STATE, find_model=lambda: wait_until(lambda: may_load and folder)) as bench:
@@ -226,7 +224,6 @@ def test_a_model_without_tokenizer_stops_the_frontend(tmp_path: Path) -> None:
 
 
 def test_a_drain_finishes_what_is_in_flight() -> None:
-    """B87"""
     with running_frontend() as bench, ThreadPoolExecutor(4) as pool:
         hold(bench)
         waiting = [pool.submit(bench.post, {"input": "t10"}) for _ in range(4)]

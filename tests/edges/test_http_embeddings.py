@@ -51,7 +51,6 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 
 def test_token_id_lists_are_used_as_they_are(bench: Bench) -> None:
-    """B01"""
     answer = bench.post({"input": [[2, 10, 11, 3], [2, 20, 3]]})
     assert np.array_equal(vectors(answer), [encode_ids([2, 10, 11, 3]), encode_ids([2, 20, 3])])
     assert answer.json()["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
@@ -65,7 +64,6 @@ def test_one_list_of_ids_is_one_input(bench: Bench) -> None:
 
 @pytest.mark.parametrize("ids", [[2, 128, 3], [-1], [2**31], [2**32 + 10], [2**63], [2**64], [10**400]])
 def test_ids_outside_the_embedding_table_never_reach_the_broker(bench: Bench, ids: list[int]) -> None:
-    """B03, B05"""
     before = len(bench.broker.received)
     body = error(bench.post(b'{"input":[[5],' + json.dumps(ids).encode() + b"]}"), 400)
     assert body["param"] == "input"
@@ -75,7 +73,6 @@ def test_ids_outside_the_embedding_table_never_reach_the_broker(bench: Bench, id
 
 
 def test_ids_are_narrowed_to_no_other_id(bench: Bench) -> None:
-    """B05"""
     assert "4294967306" in error(bench.post({"input": [[2, 2**32 + 10, 3]]}), 400)["message"]
     error(bench.post(b'{"input":[1e30]}'), 400)
 
@@ -91,7 +88,6 @@ def test_ids_are_narrowed_to_no_other_id(bench: Bench) -> None:
     ],
 )
 def test_only_json_integers_are_ids(bench: Bench, body: bytes, where: str) -> None:
-    """B06"""
     found = error(bench.post(body), 400)
     assert found["param"] == "input"
     assert where in found["message"]
@@ -112,21 +108,18 @@ def test_only_json_integers_are_ids(bench: Bench, body: bytes, where: str) -> No
     ],
 )
 def test_a_mixture_is_refused_by_index(bench: Bench, value: Any, where: str) -> None:
-    """B07"""
     found = error(bench.post({"input": value}), 400)
     assert found["param"] == "input"
     assert where in found["message"]
 
 
 def test_special_tokens_are_never_added_to_ids(bench: Bench) -> None:
-    """B09"""
     answers = [bench.post({"input": [[2, 10, 3]], "add_special_tokens": flag}) for flag in (True, False)]
     assert np.array_equal(vectors(answers[0]), vectors(answers[1]))
     assert [answer.json()["usage"]["prompt_tokens"] for answer in answers] == [3, 3]
 
 
 def test_an_empty_text_is_an_input_while_special_tokens_remain(bench: Bench) -> None:
-    """B10"""
     answer = bench.post({"input": ["t10", "", "t11"]})
     assert np.array_equal(vectors(answer), [encode_ids([2, 10, 3]), encode_ids([2, 3]), encode_ids([2, 11, 3])])
     assert [item["index"] for item in answer.json()["data"]] == [0, 1, 2]
@@ -137,7 +130,6 @@ def test_an_empty_text_is_an_input_while_special_tokens_remain(bench: Bench) -> 
 
 @pytest.mark.parametrize("value", [[], [[]], [[10], []]])
 def test_an_empty_list_is_refused(bench: Bench, value: list[Any]) -> None:
-    """B12"""
     assert error(bench.post({"input": value}), 400)["param"] == "input"
 
 
@@ -158,7 +150,6 @@ def test_an_empty_list_is_refused(bench: Bench, value: list[Any]) -> None:
     ],
 )
 def test_a_body_without_input_is_400(bench: Bench, body: bytes) -> None:
-    """B14"""
     assert error(bench.post(body), 400)["type"] == "invalid_request_error"
 
 
@@ -166,14 +157,12 @@ def test_a_body_without_input_is_400(bench: Bench, body: bytes) -> None:
     "body", [rb'{"input":["t10","x \ud83d y"]}', rb'{"input":["t10","\uDE00"]}', b'{"input":["t10","x \xed\xa0\xbd"]}']
 )
 def test_half_an_emoji_is_refused_by_index(bench: Bench, body: bytes) -> None:
-    """B15"""
     found = error(bench.post(body), 400)
     assert (found["param"], "input[1]" in found["message"]) == ("input", True)
     assert vectors(bench.post(rb'{"input":"\ud83d\ude00"}')).shape == (1, DIMENSION)
 
 
 def test_half_an_emoji_in_a_field_that_is_ignored_is_called_what_it_is(bench: Bench) -> None:
-    """B15"""
     assert "surrogate" in error(bench.post(rb'{"input":"t10","x":{"y":"\ud83d"}}'), 400)["message"]
 
 
@@ -192,7 +181,6 @@ def test_deep_nesting_is_400(bench: Bench, body: bytes) -> None:
 
 
 def test_one_token_too_many_is_refused_with_limit_and_count(bench: Bench) -> None:
-    """B17"""
     found = error(bench.post({"input": "t10 " * 63}), 400)
     assert found["param"] == "input"
     assert "65" in found["message"]
@@ -205,7 +193,6 @@ def test_one_token_too_many_is_refused_with_limit_and_count(bench: Bench) -> Non
 
 @pytest.mark.parametrize("words", [1, 62, 63, 500])
 def test_a_text_and_a_list_of_it_are_treated_alike(bench: Bench, words: int) -> None:
-    """B20"""
     text = "t10 " * words
     one, listed = bench.post({"input": text}), bench.post({"input": [text]})
     assert one.status_code == listed.status_code == (200 if words <= 62 else 400)
@@ -222,7 +209,7 @@ def test_the_smaller_limit_is_the_one_that_is_named() -> None:
 
 
 def test_many_inputs_come_back_in_order(bench: Bench) -> None:
-    """B22: the broker answers them in batches, shuffled."""
+    """The broker answers them in batches, shuffled."""
     texts = [f"t{10 + number} t{20 + number % 7}" for number in range(25)]
     expected = [encode_ids([2, 10 + number, 20 + number % 7, 3]) for number in range(25)]
     assert np.array_equal(vectors(bench.post({"input": texts})), expected)
@@ -230,7 +217,6 @@ def test_many_inputs_come_back_in_order(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("count", "status"), [(2048, 200), (2049, 400), (6000, 400)])
 def test_all_inputs_or_one_clean_refusal(bench: Bench, count: int, status: int) -> None:
-    """B25"""
     answer = bench.post({"input": ["t10"] * count})
     if status == 200:
         assert len(vectors(answer)) == count
@@ -283,13 +269,12 @@ def test_ids_cut_to_nothing_are_refused(bench: Bench, value: int) -> None:
 
 
 def test_ids_that_are_cut_off_are_checked_too(bench: Bench) -> None:
-    """B03: each id must be one of the model's, checked before anything is queued."""
+    """Each id must be one of the model's, checked before anything is queued."""
     found = error(bench.post({"input": [[10], [10, 11, 128]], "truncate_prompt_tokens": 1}), 400)
     assert "input[1][2]" in found["message"]
 
 
 def test_eos_survives_truncation() -> None:
-    """B21"""
     with running_frontend(template="$A [SEP]") as bench:
         answer = bench.post({"input": "t10 " * 100, "truncate_prompt_tokens": 5})
         assert np.array_equal(vectors(answer)[0], encode_ids([10, 10, 10, 10, 3]))
@@ -299,7 +284,6 @@ def test_eos_survives_truncation() -> None:
 
 
 def test_float_and_base64_are_the_same_bits(bench: Bench) -> None:
-    """B26"""
     body = {"input": ["t10", "t11 t12"]}
     packed = bench.post({**body, "encoding_format": "base64"}).json()["data"]
     plain = bench.post(body).json()["data"]
@@ -311,7 +295,7 @@ def test_float_and_base64_are_the_same_bits(bench: Bench) -> None:
 
 
 def test_the_openai_client_gets_its_vectors(bench: Bench) -> None:
-    """B26, B31: it asks for base64 by itself."""
+    """It asks for base64 by itself."""
     with openai.OpenAI(base_url=f"{bench.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.embeddings.create(model="tiny-alias", input=["t10", "t11"])
         assert [len(item.embedding) for item in answer.data] == [DIMENSION, DIMENSION]
@@ -323,14 +307,12 @@ def test_the_openai_client_gets_its_vectors(bench: Bench) -> None:
 
 @pytest.mark.parametrize("value", ["hex", "", 7, ["float"]])
 def test_an_unknown_encoding_format_is_refused(bench: Bench, value: Any) -> None:
-    """B28"""
     assert error(bench.post({"input": "t10", "encoding_format": value}), 400)["param"] == "encoding_format"
     vectors(bench.post({"input": "t10", "encoding_format": None}))
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_shape_of_an_answer(bench: Bench, count: int) -> None:
-    """B31"""
     body = bench.post({"input": ["t10"] * count}).json()
     assert list(body) == ["object", "data", "model", "usage"]
     assert (body["object"], body["model"]) == ("list", "tiny")
@@ -343,7 +325,6 @@ def test_the_shape_of_an_answer(bench: Bench, count: int) -> None:
 
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_a_vector_that_is_not_finite_never_leaves(encoding_format: str) -> None:
-    """B34"""
 
     def encode(ids: Any) -> np.ndarray:
         return np.full(DIMENSION, np.nan, dtype=np.float32) if 99 in ids else encode_ids(ids)
@@ -361,7 +342,6 @@ def test_a_vector_that_is_not_finite_never_leaves(encoding_format: str) -> None:
 
 
 def test_dimensions_of_a_model_that_is_not_matryoshka(bench: Bench) -> None:
-    """B29"""
     found = error(bench.post({"input": "t10", "dimensions": 8}), 400)
     assert found["param"] == "dimensions"
     assert "tiny" in found["message"]
@@ -382,7 +362,6 @@ def test_a_matryoshka_model_shortens_and_renormalizes() -> None:
 
 
 def test_unknown_fields_and_nulls_are_ignored(bench: Bench) -> None:
-    """B36, B37"""
     plain = vectors(bench.post({"input": "t10"}))
     extra = {
         "input_type": "query",
@@ -404,7 +383,6 @@ def test_unknown_fields_and_nulls_are_ignored(bench: Bench) -> None:
      ("prompt", 1), ("prompt_name", []), ("input_type", 3)],
 )  # fmt: skip
 def test_a_field_of_a_wrong_type_is_named(bench: Bench, field: str, value: Any) -> None:
-    """B37, B38"""
     found = error(bench.post({"input": "t10", field: value}), 400)
     assert found["param"] == field
     assert field in found["message"]
@@ -417,7 +395,6 @@ def test_priority_reaches_the_broker(bench: Bench) -> None:
 
 
 def test_the_first_served_name_is_echoed_and_others_are_404(bench: Bench) -> None:
-    """B40"""
     assert bench.post({"input": "t10", "model": "tiny-alias"}).json()["model"] == "tiny"
     found = error(bench.post({"input": "t10", "model": "other"}), 404)
     assert (found["code"], found["param"]) == ("model_not_found", "model")
@@ -533,13 +510,11 @@ def test_a_rerankers_prompts_go_before_a_text_only_when_asked_for() -> None:
     [None, "application/x-www-form-urlencoded", "text/plain", "application/json; charset=utf-8", "APPLICATION/JSON"],
 )
 def test_the_body_is_json_whatever_it_is_called(bench: Bench, content_type: str | None) -> None:
-    """B41"""
     headers = {} if content_type is None else {"content-type": content_type}
     vectors(bench.post(b'{"input":"t10"}', headers=headers))
 
 
 def test_gzip_is_unpacked(bench: Bench) -> None:
-    """B43"""
     body = b'{"input":"t10"}'
     headers = {"content-encoding": "gzip"}
     plain = vectors(bench.post(body))
@@ -564,7 +539,6 @@ def test_gzip_of_very_many_members_is_refused(bench: Bench) -> None:
 
 
 def test_the_body_limit_holds_in_both_directions() -> None:
-    """B23, B24"""
     with running_frontend(HttpSettings(max_body_bytes=100_000)) as bench:
 
         def sized(size: int) -> bytes:
@@ -580,6 +554,15 @@ def test_the_body_limit_holds_in_both_directions() -> None:
         error(bench.post(gzip.compress(sized(50_000_000)), headers=headers), 413)
         answer = httpx.post(f"{bench.url}/v1/embeddings", content=(b" " * 10_000 for _ in range(11)))
         error(answer, 413)
+
+
+def test_a_body_over_the_limit_is_told_to_the_operator(caplog: pytest.LogCaptureFixture) -> None:
+    with running_frontend(HttpSettings(max_body_bytes=1000)) as bench, caplog.at_level("INFO", "packhorse_frontend"):
+        error(bench.post(b" " * 1001), 413)
+        error(bench.post(b"{"), 400)
+    told = [record for record in caplog.records if record.message == "request failed"]
+    assert [(record.levelname, record.status) for record in told] == [("INFO", 413)]
+    assert "--max_body_bytes" in told[0].reason
 
 
 def test_bodies_of_all_requests_together_are_bounded() -> None:
@@ -622,13 +605,11 @@ def test_large_bodies_are_read_as_small_ones_are(bench: Bench) -> None:
 
 
 def test_three_megabytes_are_no_problem(bench: Bench) -> None:
-    """B23"""
     text = "t10 " * 50 + " " * 1500
     assert len(vectors(bench.post({"input": [text] * 1800}))) == 1800
 
 
 def test_threads_do_not_disturb_each_other(bench: Bench) -> None:
-    """B62"""
 
     def ask(number: int) -> int:
         word, special = 10 + number % 100, number % 2 == 0
@@ -643,7 +624,6 @@ def test_threads_do_not_disturb_each_other(bench: Bench) -> None:
 
 
 def test_health_answers_while_a_huge_text_is_refused(bench: Bench) -> None:
-    """B63"""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(bench.post, {"input": "t10 " * 5_000_000})
         answered = 0

@@ -58,13 +58,12 @@ def refusal(raw: bytes, status: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/embeddings/", "/embeddings", "/embeddings/", "/v1/embeddings//"])
 def test_paths_work_with_and_without_a_slash(bench: Bench, path: str) -> None:
-    """B42: no redirect, which would lose the POST."""
+    """No redirect, which would lose the POST."""
     assert bench.post({"input": "t10"}, path=path, follow_redirects=False).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings/embeddings", "/v1", "/", "/v1/v1/embeddings", "/%ff"])
+@pytest.mark.parametrize("path", ["/v1/embeddings/embeddings", "/v1", "/v1/v1/embeddings", "/%ff"])
 def test_other_paths_name_the_right_one(bench: Bench, path: str) -> None:
-    """B42"""
     answer = bench.post({"input": "t10"}, path=path)
     assert answer.status_code == 404
     assert "/v1/embeddings" in answer.json()["error"]["message"]
@@ -72,7 +71,6 @@ def test_other_paths_name_the_right_one(bench: Bench, path: str) -> None:
 
 
 def test_a_wrong_method_is_told_the_right_one(bench: Bench) -> None:
-    """B38, B42"""
     answer = bench.get("/v1/embeddings")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -230,7 +228,7 @@ def test_who_sends_far_too_much_ahead_gets_one_answer() -> None:
 
 
 def test_an_idle_connection_outlives_the_time_to_receive_and_ends_with_keep_alive(hasty: Bench) -> None:
-    """B46: the deadline for a request does not run while there is none."""
+    """The deadline for a request does not run while there is none."""
     with hasty.connect() as connection:
         connection.sendall(POST + BODY)
         assert read_answer(connection)[0] == 200
@@ -348,7 +346,7 @@ def test_a_body_of_tiny_chunks_leaves_others_their_turn(bench: Bench, monkeypatc
 
 
 def test_a_body_above_the_limit_gets_its_answer_though_it_is_still_coming() -> None:
-    """B23: the client sends on, and reads only then; its connection must not be reset before it has the answer."""
+    """The client sends on, and reads only then; its connection must not be reset before it has the answer."""
     with running_frontend(HttpSettings(max_body_bytes=1000)) as bench:
         for _ in range(20):
             answer = bench.post(b" " * 3_000_000)
@@ -423,7 +421,6 @@ PREFLIGHT = {
 
 @pytest.mark.parametrize(("allowed", "expected"), [(("*",), "*"), (("http://app.test", "http://b.test"), "http://app.test")])
 def test_pages_of_allowed_origins_may_call(allowed: tuple[str, ...], expected: str) -> None:
-    """B45"""
     with running_frontend(HttpSettings(cors_allow_origin=allowed), keys=Keys(["k"])) as bench:
         answer = httpx.options(f"{bench.url}/v1/embeddings", headers=PREFLIGHT)
         assert answer.status_code == 204
@@ -458,7 +455,6 @@ def test_refusals_before_any_route_carry_the_id_and_the_origin() -> None:
 
 
 def test_other_origins_may_not() -> None:
-    """B45"""
     with running_frontend(HttpSettings(cors_allow_origin=("http://other.test",))) as bench:
         answer = httpx.options(f"{bench.url}/v1/embeddings", headers=PREFLIGHT)
         assert answer.status_code == 403
@@ -467,7 +463,6 @@ def test_other_origins_may_not() -> None:
 
 
 def test_without_the_setting_there_is_no_cors(bench: Bench) -> None:
-    """B45"""
     answer = httpx.options(f"{bench.url}/v1/embeddings", headers=PREFLIGHT)
     assert answer.status_code == 405
     assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -23,9 +23,9 @@ PAIRS = [("t10", "t11"), ("t20 t21 t22", "t30"), ("", "t40 t41"), ("t50", ""), (
 STRUCTURED = CHAT_TEMPLATE.replace("message.content +", "message.content[0].text +")
 
 
-def pairs_of(folder: Path, *, has_token_types: bool = True) -> PairTokenizer:
+def pairs_of(folder: Path, *, token_types: int = 2) -> PairTokenizer:
     settings = ModelSettings()
-    return open_pairs(read_model_folder(folder, settings), settings, has_token_types=has_token_types)
+    return open_pairs(read_model_folder(folder, settings), settings, token_types=token_types)
 
 
 def compare(folder: Path, pairs: Sequence[tuple[str, str]] = PAIRS, *, prompt: str | None = None) -> set[bool]:
@@ -78,7 +78,7 @@ def test_cross_encoders_of_every_format(tmp_path: Path, form: str) -> None:
 
 
 def test_token_types_only_where_the_model_is_told_them(tmp_path: Path) -> None:
-    [(_, types)] = pairs_of(build_cross_encoder(tmp_path / "model", "new"), has_token_types=False).encode(PAIRS[:1])
+    [(_, types)] = pairs_of(build_cross_encoder(tmp_path / "model", "new"), token_types=1).encode(PAIRS[:1])
     assert types is None
 
 

@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 
 from packhorse_frontend.inputs import LengthRule
+from packhorse_frontend.naming import Naming
 from packhorse_frontend.tokens import TextTokenizer, TextWork, load_tokenizer
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.settings import ModelSettings
 from packhorse_worker.engine.files.model_folder import read_model_folder
 from packhorse_worker.engine.tokenizer import check_tokenizer
 from tiny_models import build_t, write_json, write_parts
+from trained_tokenizers import BERT, ROBERTA, byte_level, unigram, word_piece
 
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog. Hello, World! It's the 2nd of 3 tests. where is the horse?",
-    "Ein Pferd trägt die Last, caf\u00e9 na\u00efve \u00c0\u00c9 \u0130stanbul \u03a3\u0391\u03a3 \ufb01ne \uff11\uff12\uff13",
-    "日本語のテキスト 中文 한국어 العربية, query: passage: numbers 1234 5.6 don't we'll",
-]
 TEXTS = [
     "hello world",
     "Hello WORLD Caf\u00e9, \u0130stanbul \u03a3\u0391\u03a3 \ufb01 \uff11\uff12\uff13",
@@ -40,45 +37,6 @@ TEXTS = [
     "don't . , ! can't",
     "\x00ctl\x07",
 ]
-BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-
-
-def template(tokenizer: Tokenizer, single: str) -> Tokenizer:
-    words = [word for word in single.split() if word != "$A"]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, special_tokens=[(word, tokenizer.token_to_id(word)) for word in words]
-    )
-    return tokenizer
-
-
-def word_piece(*, lowercase: bool) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=BERT, show_progress=False))
-    return template(tokenizer, "[CLS] $A [SEP]")
-
-
-def byte_level(special: list[str], single: str) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return template(tokenizer, single)
-
-
-def unigram() -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=ROBERTA, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return template(tokenizer, "<s> $A </s>")
 
 
 def save(folder: Path, tokenizer: Tokenizer, model_type: str, tokenizer_class: str, **config: Any) -> Path:
@@ -111,7 +69,8 @@ def served_ids(
 ) -> list[int]:
     """Ids as the frontend makes them."""
     rule = LengthRule(limit=1_000, setting="max_seq_len", truncate_to=truncate_to)
-    work = TextWork([text], first_index=0, listed=False, prompt=prompt, lowercase=lowercase, add_special_tokens=True, rule=rule)
+    naming = Naming.of("input", 1, listed=False)
+    work = TextWork([text], 0, naming, prompt=prompt, lowercase=lowercase, add_special_tokens=True, rule=rule)
     return tokenizer.tokenize(work, lambda: False).ids.tolist()
 
 

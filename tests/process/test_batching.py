@@ -67,7 +67,7 @@ def test_a_lone_request_does_not_wait_for_company(make_stack: StackFactory, t_mo
 
 
 def test_gone_clients_free_the_queue(make_stack: StackFactory, slow_model: Path) -> None:
-    """B65: what a client that left had waiting is never computed."""
+    """What a client that left had waiting is never computed."""
     stack = make_stack("--max_batch_size=1", "--max_num_tokens=512", model=slow_model).start().wait_ready()
     inputs_before = stack.workers("ready", "busy")[0]["inputs"]
     with httpx.Client(timeout=120) as http:

@@ -143,7 +143,7 @@ def test_killed_launcher_leaves_nothing_behind(make_stack: StackFactory, t_model
 
 
 def test_start_again_after_everything_was_killed(make_stack: StackFactory, t_model: Path) -> None:
-    """B83: what a crash leaves in the run directory does not block the next start."""
+    """What a crash leaves in the run directory does not block the next start."""
     stack = make_stack(model=t_model).start().wait_ready()
     for each in stack.processes():
         each.send_signal(signal.SIGKILL)

@@ -33,7 +33,7 @@ def test_start_prints_one_line_per_step(minilm_stack: Stack) -> None:
 
 
 def test_frontends_answer_503_while_the_model_loads(make_stack: StackFactory) -> None:
-    """B74: listening from the start, ready only when a forward has run, and then no request fails."""
+    """Listening from the start, ready only when a forward has run, and then no request fails."""
     stack = make_stack().start()
     seen: list[int] = []
 
@@ -123,7 +123,7 @@ def test_status_command(minilm_stack: Stack) -> None:
 
 
 def test_idle_costs_nothing(minilm_stack: Stack) -> None:
-    """B85: no process spins while nothing happens. The share is measured by the kernel, over a quarter of a minute."""
+    """No process spins while nothing happens. The share is measured by the kernel, over a quarter of a minute."""
     processes = minilm_stack.processes()
     assert len(processes) >= 4
     before = {process.pid: _cpu_s(process) for process in processes}

@@ -37,8 +37,8 @@ class Backend(Protocol):
     facts: ModelFacts
     limits: WorkerLimits
 
-    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
-        """Encode a batch: one int32 id array and one ``EncodeOptions`` per input.
+    def encode_batch(self, words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
+        """Encode a batch: one int32 array of words (see ``messages.py``) and one ``EncodeOptions`` per input.
 
         An input that fails is in ``failures`` and harms no other. Raises DeviceLostError when the process must end.
         """

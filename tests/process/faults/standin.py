@@ -42,6 +42,10 @@ class Traps(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that end the process with SIGKILL in the middle of their batch."""
     hang: tuple[int, ...] = ()
     """Ids whose batch does not return."""
+    raises_every: int = 0
+    """Of so many batches one raises as a whole; 0 is none. The canary never does."""
+    dimension: int = DIMENSION
+    """A multiple of ``DIMENSION``: rows are ``row_of`` over and over. Looked at when a worker loads."""
     load_s: float = 0.0
     logs_ids: bool = True
     """Whether the ids of what is computed are noted, or only how many inputs."""
@@ -90,6 +94,7 @@ class StandIn:
         self._traps_path = folder / TRAPS_NAME
         self._traps_seen = -1
         self._traps = Traps()
+        self._batches = 0
         log = folder / f"computed-{os.getpid()}.log"
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
@@ -106,10 +111,14 @@ class StandIn:
             os.kill(os.getpid(), signal.SIGKILL)
         if np.isin(tokens, traps.hang).any():
             time.sleep(_HANG_S)
-        rows = np.concatenate([row_of(each) for each in ids])
+        rows = np.concatenate([np.tile(row_of(each), self.facts.dimension // DIMENSION) for each in ids])
         ends = began + takes_s
         time.sleep(max(0.0, ends - time.monotonic()))
-        return EncodedBatch(rows, [DIMENSION] * len(ids), [])
+        if traps.raises_every and tokens.tolist() != list(CANARY):
+            self._batches += 1
+            if self._batches % traps.raises_every == 0:
+                raise RuntimeError("the stand-in does not like every batch")
+        return EncodedBatch(rows, [self.facts.dimension] * len(ids), [])
 
     def memory_bytes(self) -> int | None:
         return None
@@ -139,7 +148,9 @@ def _load(settings: Any, _place: Any) -> StandIn:
     most_tokens = settings.batching.max_num_tokens
     limits = WorkerLimits(settings.batching.max_batch_size, most_tokens if isinstance(most_tokens, int) else 8192)
     standin = StandIn(facts_of(served_names(settings.model)[0]), limits, Path(os.environ[FOLDER_VARIABLE]))
-    time.sleep(standin.traps().load_s)
+    traps = standin.traps()
+    standin.facts = msgspec.structs.replace(standin.facts, dimension=traps.dimension)
+    time.sleep(traps.load_s)
     return standin
 
 

@@ -27,6 +27,9 @@ class Forward(Protocol):
 
     is_packed: bool
 
+    token_types: int
+    """Rows of the table of token types that the transformer's forward reads; 0 where it reads none, or has no table."""
+
     def takes(self, name: str) -> bool:
         """Whether the transformer's forward names this argument."""
 
@@ -45,7 +48,10 @@ class Arguments:
         parameters = inspect.signature(transformer.forward).parameters
         self._names = frozenset(parameters)
         self._takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-        self.has_token_types = "token_type_ids" in self._names and (getattr(transformer.config, "type_vocab_size", 0) or 0) > 0
+        declared = getattr(transformer.config, "type_vocab_size", 0)
+        reads = "token_type_ids" in self._names and isinstance(declared, int)
+        self.token_types: int = max(declared, 0) if reads else 0
+        """Rows of the table of token types that the forward reads; 0 where it reads none, or has no table."""
         self.fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in self._names else {}
 
     def takes(self, name: str) -> bool:
@@ -71,6 +77,7 @@ class PackedForward:
         self._arguments = Arguments(transformer)
         self._first_position = first_position(transformer)
         self.takes = self._arguments.takes
+        self.token_types = self._arguments.token_types
         self.windows: set[int] = set()
         """The sliding windows that the layers asked for in the latest forward."""
 
@@ -87,7 +94,7 @@ class PackedForward:
             arguments["input_ids"] = torch.from_numpy(ids).to(self._device)
         if self._arguments.may_take("position_ids"):
             arguments["position_ids"] = self._positions(layout, rows, None if "inputs_embeds" in extras else ids[0])
-        if self._arguments.has_token_types and "token_type_ids" not in extras:
+        if self._arguments.token_types and "token_type_ids" not in extras:
             arguments["token_type_ids"] = torch.zeros((1, rows), dtype=torch.int64, device=self._device)
         with attend_within(layout) as self.windows:
             return _hidden(self._transformer(**arguments))[0]
@@ -116,6 +123,7 @@ class PaddedForward:
         self._longest = longest
         self._arguments = Arguments(transformer)
         self.takes = self._arguments.takes
+        self.token_types = self._arguments.token_types
 
     def __call__(self, inputs: Sequence[Input], layout: Layout, constants: Mapping[str, Any]) -> torch.Tensor:
         """See ``Forward``."""
@@ -134,7 +142,7 @@ class PaddedForward:
                 row[: len(each)] = each.ids
             arguments["input_ids"] = torch.from_numpy(ids).to(self._device)
         arguments["attention_mask"] = mask.long().to(self._device)
-        if self._arguments.has_token_types and "token_type_ids" not in extras:
+        if self._arguments.token_types and "token_type_ids" not in extras:
             arguments["token_type_ids"] = torch.zeros(mask.shape, dtype=torch.int64, device=self._device)
         return _hidden(self._transformer(**arguments))[mask.to(self._device)]
 

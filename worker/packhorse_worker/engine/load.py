@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from packhorse_shared.errors import ModelFilesError, SettingsError
-from packhorse_shared.messages import ModelFacts, WorkerLimits
+from packhorse_shared.messages import ModelFacts, Probabilities, WorkerLimits
 from packhorse_shared.settings import BatchingSettings, ModelSettings
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.canary import check_canary, find_canary
 from packhorse_worker.engine.files.labels import told
 from packhorse_worker.engine.files.model_folder import ModelFolder, TokenLimit
 from packhorse_worker.engine.files.modules import Dense, LayerNorm, Pooling, SequenceHead, TokenHead, YesNoHead
+from packhorse_worker.engine.files.probabilities import read_probabilities
 from packhorse_worker.engine.files.weights import find_weights, fingerprint
+from packhorse_worker.engine.forward import Arguments
 from packhorse_worker.engine.grouping import Grouping, grouping_of
 from packhorse_worker.engine.heads import Embedding, Readout, SequenceLogits, TokenLogits, YesNoLogits
 from packhorse_worker.engine.memory import auto_num_tokens, free_bytes
@@ -80,13 +82,14 @@ def load_runner(folder: ModelFolder, name: str, model: ModelSettings, batching: 
     canary = find_canary(folder, rows=sizes.vocabulary_rows, max_seq_len=max_seq_len)
     facts = _facts(folder, name, model, sizes, canary)
     with ThreadPoolExecutor(1, "tokenizer") as meanwhile:
-        check = meanwhile.submit(check_tokenizer, folder, model, facts.vocabulary_rows)
+        token_types = Arguments(transformer.base_model).token_types
+        check = meanwhile.submit(check_tokenizer, folder, model, facts.vocabulary_rows, token_types)
         pipeline, grouping = _assemble(folder, transformer, parts, facts, device=device.torch_device)
-        runner = Runner(pipeline, facts, WorkerLimits(batching.max_batch_size, num_tokens), grouping)
-        log.info("warming up", extra={"max_seq_len": max_seq_len, "max_num_tokens": num_tokens})
-        warm_up(runner)
-        check.result()
-        check_canary(runner)
+        facts = check.result().put_into(facts, _MOST_FACTS_BYTES)
+    runner = Runner(pipeline, facts, WorkerLimits(batching.max_batch_size, num_tokens), grouping)
+    log.info("warming up", extra={"max_seq_len": max_seq_len, "max_num_tokens": num_tokens})
+    warm_up(runner)
+    check_canary(runner)
     return runner
 
 
@@ -163,6 +166,7 @@ def _facts(folder: ModelFolder, name: str, model: ModelSettings, sizes: _Sizes, 
             matryoshka_any=any_dimension,
             labels=told(folder.labels),
             activation=folder.activation,
+            probabilities=_probabilities(folder),
             prompts=folder.prompts,
             default_prompt_name=folder.default_prompt_name,
             lowercase=folder.lowercase,
@@ -178,6 +182,12 @@ def _facts(folder: ModelFolder, name: str, model: ModelSettings, sizes: _Sizes, 
             f"{folder.path / 'config_sentence_transformers.json'}: its prompts take {size} bytes, limit {_MOST_FACTS_BYTES}"
         )
     return facts
+
+
+def _probabilities(folder: ModelFolder) -> Probabilities:
+    if folder.task in ("embedding", "token_reward") or not folder.labels:
+        return "none"
+    return read_probabilities({**folder.config, **folder.config_kwargs}, len(folder.labels))
 
 
 def find_max_seq_len(declared: TokenLimit | None, positions: TokenLimit | None, asked: int | None, num_tokens: int) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from packhorse_shared.errors import ModelFilesError
+from packhorse_shared.messages import MAX_SEGMENTS
 from packhorse_shared.settings import ModelSettings
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
 from packhorse_worker.engine.files.companion import PairTemplate
@@ -32,15 +33,21 @@ _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 class PairTokenizer:
     """Makes ids of pairs. Safe to use from several threads at once."""
 
-    def __init__(self, tokenizer: Tokenizer, built: Any, folder: ModelFolder, *, has_token_types: bool) -> None:
-        """``tokenizer`` is tokenizer.json, not cutting or padding; ``built`` is what transformers makes of the folder.
+    def __init__(self, tokenizer: Tokenizer, built: Any, folder: ModelFolder, *, token_types: int) -> None:
+        """``tokenizer`` is tokenizer.json, not cutting or padding; ``built`` is what transformers makes of the folder. For
+        ``token_types`` see ``count_segments``.
 
         Raises ModelFilesError for a chat template in which the query or the document is lost.
         """
         self._tokenizer = tokenizer
-        self._has_token_types = has_token_types and "token_type_ids" in built.model_input_names
+        self._has_token_types = count_segments(token_types, built) > 1
         self._default_prompt = folder.prompts.get(folder.default_prompt_name or "", "")
         self._chat = None if folder.pair_template is None else _Chat(built, folder.pair_template, folder.transformer)
+
+    @property
+    def uses_chat_template(self) -> bool:
+        """Whether a chat template joins the texts, and not the tokenizer itself."""
+        return self._chat is not None
 
     def encode(self, pairs: Sequence[Pair], prompt: str | None = None) -> list[PairIds]:
         """The ids of each pair, not cut. ``prompt`` None is the model's default prompt, where it has one."""
@@ -60,13 +67,22 @@ class PairTokenizer:
         return np.array(encoded.ids, dtype=np.int32), types
 
 
-def open_pairs(folder: ModelFolder, settings: ModelSettings, *, has_token_types: bool) -> PairTokenizer:
-    """The pair tokenizer of a folder. ``has_token_types``: whether the model's forward takes token types and knows several.
+def count_segments(token_types: int, built: Any) -> int:
+    """How many segments a model tells apart, 1 for none: with more it is told which of a pair's texts each token belongs to.
+
+    ``token_types``: rows of the table of token types that its forward reads, 0 for none. ``built``: its tokenizer as
+    transformers builds it, which must know of them too, as only then transformers makes them.
+    """
+    return min(token_types, MAX_SEGMENTS) if token_types > 1 and "token_type_ids" in built.model_input_names else 1
+
+
+def open_pairs(folder: ModelFolder, settings: ModelSettings, *, token_types: int) -> PairTokenizer:
+    """The pair tokenizer of a folder. For ``token_types`` see ``count_segments``.
 
     Raises ModelFilesError as ``PairTokenizer`` does, and when the folder has no tokenizer.
     """
     tokenizer = ModelTokenizer(read_tokenizer(folder.path)).variant(lowercase=folder.lowercase)
-    return PairTokenizer(tokenizer, build_tokenizer(folder, settings), folder, has_token_types=has_token_types)
+    return PairTokenizer(tokenizer, build_tokenizer(folder, settings), folder, token_types=token_types)
 
 
 class _Chat:

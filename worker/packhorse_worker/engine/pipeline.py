@@ -36,6 +36,11 @@ class Pipeline:
         """Whether the model gives a row of logits for each token."""
         return self._readout.is_per_token
 
+    @property
+    def token_types(self) -> int:
+        """Rows of the table of token types that the transformer's forward reads; 0 where it reads none, or has no table."""
+        return self._forward.token_types
+
     def takes(self, name: str) -> bool:
         """Whether the transformer's forward names this argument."""
         return self._forward.takes(name)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from packhorse_shared.messages import ErrorCode, InputFailure, ModelFacts, WorkerLimits
@@ -39,13 +38,18 @@ class Outcome:
     errors: Mapping[int, str] = field(default_factory=dict)
     """What the model raised on failed inputs, by index. May quote the input: for its owner only."""
 
-    def encoded_batch(self) -> EncodedBatch:
-        """The same for the broker: all values joined."""
+    def encoded_batch(self, scored: Sequence[bool] = (), activation: Callable[..., torch.Tensor] | None = None) -> EncodedBatch:
+        """The same for the broker: all values joined. The rows of inputs that are ``scored`` go through the ``activation``,
+        which works on single values."""
+        row_values = [0 if row is None else row.numel() for row in self.rows]
         present = [row.reshape(-1) for row in self.rows if row is not None]
-        values = torch.cat(present).numpy() if present else np.empty(0, dtype=np.float32)
+        values = torch.cat(present) if present else torch.empty(0, dtype=torch.float32)
+        if activation is not None and any(scored):
+            chosen = torch.tensor(scored).repeat_interleave(torch.tensor(row_values))
+            values = torch.where(chosen, activation(values), values)
         return EncodedBatch(
-            values=values.astype("<f4", copy=False),
-            row_values=[0 if row is None else row.numel() for row in self.rows],
+            values=values.numpy().astype("<f4", copy=False),
+            row_values=row_values,
             failures=self.failures,
         )
 
@@ -107,7 +111,8 @@ class Runner:
         if len(each) > self.facts.max_seq_len:
             work.fail(index, ErrorCode.INPUT_TOO_LONG, f"{len(each)} tokens, limit {self.facts.max_seq_len}")
         elif len(each) == 0 or int(each.ids.min()) < 0 or int(each.ids.max()) >= rows:
-            work.fail(index, ErrorCode.FORWARD_FAILED, f"token ids must be one or more from 0 to {rows - 1}")
+            segments = f", in segments 0 to {self.facts.segments - 1}" if self.facts.segments > 1 else ""
+            work.fail(index, ErrorCode.FORWARD_FAILED, f"token ids must be one or more from 0 to {rows - 1}{segments}")
         else:
             return True
         return False
@@ -125,7 +130,7 @@ class Runner:
             error = f"{type(problem).__name__}: {first_line(problem)}"
         else:
             self._budget.succeeded()
-            work.take(group, outputs, by_token=work.how.per_token or self.pipeline.is_per_token)
+            self._take(work, group, outputs)
             return
         # Outside the handler: the exception's traceback holds the tensors of the failed forward.
         if code is ErrorCode.OUT_OF_MEMORY:
@@ -137,6 +142,13 @@ class Runner:
         middle = len(group) // 2
         self._run(work, group[:middle])
         self._run(work, group[middle:])
+
+    def _take(self, work: _Work, group: list[int], outputs: torch.Tensor) -> None:
+        spoiled = work.take(group, outputs, by_token=work.how.per_token or self.pipeline.is_per_token)
+        if spoiled:
+            code = ErrorCode.NON_FINITE_OUTPUT.value
+            model = {"model": self.facts.name, "dtype": self.facts.dtype}
+            log.warning("outputs that are not finite", extra={"code": code, **model, "inputs": spoiled, "of": len(group)})
 
     def _out_of_memory(self, work: _Work, group: list[int]) -> None:
         lengths = [len(work.inputs[index]) for index in group]
@@ -161,8 +173,8 @@ class _Work:
         self._failures: dict[int, InputFailure] = {}
         self._errors: dict[int, str] = {}
 
-    def take(self, group: list[int], outputs: torch.Tensor, *, by_token: bool) -> None:
-        """Keep the finite outputs of a group; NaN or infinity fails its own input only."""
+    def take(self, group: list[int], outputs: torch.Tensor, *, by_token: bool) -> int:
+        """Keep the finite outputs of a group; NaN or infinity fails its own input only. Returns how many failed so."""
         rows = torch.split(outputs, [len(self.inputs[index]) for index in group]) if by_token else outputs.unbind()
         if bool(torch.isfinite(outputs).all()):
             finite = [True] * len(group)
@@ -173,6 +185,7 @@ class _Work:
                 self._rows[index] = row
             else:
                 self.fail(index, ErrorCode.NON_FINITE_OUTPUT, "the model's output for this input is not finite")
+        return len(group) - sum(finite)
 
     def fail(self, index: int, code: ErrorCode, message: str, error: str = "") -> None:
         self._failures[index] = InputFailure(index, code, message[:_LONGEST_MESSAGE])

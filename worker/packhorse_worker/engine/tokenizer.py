@@ -13,10 +13,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from packhorse_shared.errors import ModelFilesError
+from packhorse_shared.messages import MAX_SEGMENTS
 from packhorse_shared.model_folder import tokenizer_file
 from packhorse_shared.settings import ModelSettings
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
 from packhorse_worker.engine.files.model_folder import ModelFolder
+from packhorse_worker.engine.pair_facts import PairFacts, find_pair_facts, find_segments, refuse_pairs
 from packhorse_worker.engine.pairs import PairTokenizer, build_tokenizer
 from packhorse_worker.engine.transformer import first_line
 
@@ -31,8 +33,9 @@ _RARE = (
 _LISTED_IDS = 12
 
 
-def check_tokenizer(folder: ModelFolder, settings: ModelSettings, rows: int) -> None:
-    """Compare what both make of a few texts.
+def check_tokenizer(folder: ModelFolder, settings: ModelSettings, rows: int, token_types: int = 0) -> PairFacts:
+    """Compare what both make of a few texts, and tell how pairs are made. ``rows``: of the model's embedding table; for
+    ``token_types`` see ``count_segments``.
 
     Raises ModelFilesError when plain text differs, when a reranker's pairs do, or when the tokenizer marks tokens of a single
     text with types. Texts of rarer characters only warn: there transformers has changed its mind between versions.
@@ -53,7 +56,7 @@ def check_tokenizer(folder: ModelFolder, settings: ModelSettings, rows: int) -> 
         # Whatever keeps transformers from reading these files does not keep us from serving tokenizer.json.
         reason = f"{type(problem).__name__}: {first_line(problem)}"
         log.warning("transformers cannot read the tokenizer, so its ids were not compared", extra={"reason": reason})
-        return
+        return refuse_pairs(f"transformers cannot read the tokenizer: {reason}") if folder.task == "rerank" else PairFacts()
     for text, expected in readings.items():
         ids = served.encode(text).ids
         if ids == expected:
@@ -64,19 +67,23 @@ def check_tokenizer(folder: ModelFolder, settings: ModelSettings, rows: int) -> 
             "tokenizer.json, which is served, and transformers make different ids of a rare text",
             extra={"text": ascii(text), "ids": _shown(ids), "transformers": _shown(expected)},
         )
-    if folder.task == "rerank":
-        _check_pairs(folder, served, built)
-
-
-def _check_pairs(folder: ModelFolder, served: Tokenizer, built: Any) -> None:
-    """Compare what both make of a pair. A chat template that was never meant for pairs only warns."""
+    if folder.task == "embedding":
+        return PairFacts()
+    if folder.task != "rerank":
+        return find_segments(built, token_types, rows)
     try:
-        pairs = PairTokenizer(served, built, folder, has_token_types=True)
+        pairs = PairTokenizer(served, built, folder, token_types=MAX_SEGMENTS)
     except ModelFilesError as problem:
         if (folder.path / "modules.json").is_file():
             raise
-        log.warning("this reranker cannot be given pairs, only texts that hold both", extra={"reason": str(problem)})
-        return
+        # A chat template that was never meant for pairs.
+        return refuse_pairs(str(problem).replace(f"{folder.transformer}/", ""))
+    _check_pairs(folder, pairs, built)
+    return find_pair_facts(pairs, served, built, token_types, rows)
+
+
+def _check_pairs(folder: ModelFolder, pairs: PairTokenizer, built: Any) -> None:
+    """Compare what both make of a pair."""
     (ids, types), *others = pairs.encode([_PLAIN, (_PLAIN[1], _PLAIN[1]), (_PLAIN[0], _PLAIN[0])], "")
     [text] = pairs.join([_PLAIN], "")
     expected = built(text, add_special_tokens=False) if isinstance(text, str) else built(*text)

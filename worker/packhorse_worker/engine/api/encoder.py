@@ -29,6 +29,7 @@ from packhorse_worker.engine.load import Device, load_runner
 from packhorse_worker.engine.pairs import open_pairs
 from packhorse_worker.engine.runner import Outcome, Runner
 from packhorse_worker.engine.surroundings import undisturbed
+from packhorse_worker.engine.words import read_words
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,15 +99,14 @@ class Encoder:
         self._runner: Runner | None = runner
         self._lock = threading.Lock()
         """Held while the runner works, and to take it away."""
-        types = _positive(folder.config.get("type_vocab_size"))
-        has_token_types = runner.pipeline.takes("token_type_ids") and (types or 0) > 1
-        self._reader = TextReader(folder.path, runner.facts, lambda: open_pairs(folder, model, has_token_types=has_token_types))
+        types = runner.pipeline.token_types
+        self._reader = TextReader(folder.path, runner.facts, lambda: open_pairs(folder, model, token_types=types))
         self._process = os.getpid()
         self._show_progress = show_progress
         self._labels = folder.labels
         self._activation = runner.pipeline.activation
         self._device = runner.pipeline.device
-        self._token_types = types
+        self._token_types = types or None
         self._gives_tokens = runner.pipeline.is_per_token or runner.facts.task == "embedding"
 
     @overload
@@ -199,13 +199,14 @@ class Encoder:
         found = [each for each in outputs if each is not None]
         return found[0] if single else found
 
-    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
+    def encode_batch(self, words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
         """Encode a worker's batch; see ``Backend``."""
-        inputs = [Input(each, option.prompt_tokens) for each, option in zip(ids, options, strict=True)]
+        inputs = read_words(words, options, self.facts.segments)
+        scored = [option.scored for option in options]
         with self._lock:
             if self._runner is None:
                 raise RuntimeError(_CLOSED)
-            return self._runner.run(inputs).encoded_batch()
+            return self._runner.run(inputs).encoded_batch(scored, self._activation)
 
     def memory_bytes(self) -> int | None:
         """Device memory that this process holds for its models; None on a CPU."""
@@ -291,7 +292,3 @@ def _check_switches(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, bool):
             raise InputTypeError(f"{name} is a {type(value).__name__}, not True or False")
-
-
-def _positive(value: Any) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None

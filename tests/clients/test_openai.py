@@ -1,4 +1,4 @@
-"""The clients that people really use, unmodified, against the real stack."""
+"""OpenAI's client, and LangChain's that is built on it, as their makers ship them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_langchain_sends_token_arrays(minilm_stack: Stack, monkeypatch: pytest.M
 
 
 def test_langchain_with_texts(minilm_stack: Stack) -> None:
-    """With ``check_embedding_ctx_length=False``, as the README tells, the texts themselves arrive."""
+    """With ``check_embedding_ctx_length=False``, as docs/clients.md tells, the texts themselves arrive."""
     embeddings = OpenAIEmbeddings(
         model=MODEL, base_url=f"{minilm_stack.url}/v1", api_key="unused", check_embedding_ctx_length=False
     )

@@ -1,0 +1,40 @@
+"""The words of a worker's batch as inputs: a token's id, and where the model tells segments apart, its segment above it.
+
+A word that is none the model can read stays as it is: as an id it is outside the embedding table, which the runner refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packhorse_shared.messages import SEGMENT_SHIFT, EncodeOptions
+from packhorse_worker.engine.batch import Input
+
+_ID_MASK = (1 << SEGMENT_SHIFT) - 1
+_TYPES = "token_type_ids"
+
+
+def read_words(words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions], segments: int) -> list[Input]:
+    """The inputs of a batch. ``segments`` 1: words are ids. All have the segments of their tokens with them, or none has.
+
+    With more segments than one, ids must be below 2 ** ``SEGMENT_SHIFT``.
+    """
+    asked = list(zip(words, options, strict=True))
+    if segments > 1 and not _are_within(np.concatenate(words), _ID_MASK):
+        return [_split(each, option, segments) for each, option in asked]
+    return [Input(each, option.prompt_tokens) for each, option in asked]
+
+
+def _split(words: NDArray[np.int32], option: EncodeOptions, segments: int) -> Input:
+    types = words >> SEGMENT_SHIFT
+    if not _are_within(types, segments - 1):
+        return Input(words, option.prompt_tokens)
+    return Input(words & _ID_MASK, option.prompt_tokens, {_TYPES: torch.from_numpy(types.astype(np.int64))})
+
+
+def _are_within(values: NDArray[np.int32], most: int) -> bool:
+    return int(values.min(initial=0)) >= 0 and int(values.max(initial=0)) <= most
