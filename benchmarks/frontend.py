@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from packhorse_frontend.render import render_embeddings
+from packhorse_frontend.endpoints.render import render_embeddings
 from packhorse_frontend.schema import Usage
 
 MIB = 1 << 20

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from packhorse_frontend.app import Frontend, FrontendPlan
-from packhorse_frontend.descriptors import fit_descriptors
-from packhorse_frontend.keys import load_keys
-from packhorse_frontend.port import listen
-from packhorse_frontend.server import DrainingServer, uvicorn_config
+from packhorse_frontend.connection.descriptors import fit_descriptors
+from packhorse_frontend.connection.port import listen
+from packhorse_frontend.connection.server import DrainingServer, uvicorn_config
+from packhorse_frontend.layers.keys import load_keys
 from packhorse_shared.addresses import url_of
 from packhorse_shared.arguments import Parser, add_settings, parse
 from packhorse_shared.cores import usable_cores
@@ -31,7 +31,7 @@ from packhorse_shared.settings import MAX_FRONTENDS, HttpSettings, Settings
 from packhorse_shared.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from packhorse_frontend.tracing import Tracing
+    from packhorse_frontend.layers.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _plan(settings: Settings, run_dir: RunDir, index: int) -> FrontendPlan:
 def _open_tracing(endpoint: str, index: int) -> Tracing:
     """What sends traces to a collector. Raises SettingsError where the libraries for it are missing."""
     try:
-        from packhorse_frontend.tracing import Tracing, open_exporter  # noqa: PLC0415 (of an extra)
+        from packhorse_frontend.layers.tracing import Tracing, open_exporter  # noqa: PLC0415 (of an extra)
     except ModuleNotFoundError as problem:
         reason = f"needs OpenTelemetry ({problem.name} is missing): pip install 'packhorse[otel]'"
         raise SettingsError("otlp_traces_endpoint", reason) from None

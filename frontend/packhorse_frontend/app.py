@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from packhorse_frontend.body import BodyMemory
+from packhorse_frontend.bodies.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
-from packhorse_frontend.cors import AllowOrigins
-from packhorse_frontend.following import EndedRequest, FollowRequests
-from packhorse_frontend.keys import Keys
-from packhorse_frontend.metering import count_ended, count_refusal, count_rejection
-from packhorse_frontend.middleware import (
+from packhorse_frontend.layers.cors import AllowOrigins
+from packhorse_frontend.layers.following import EndedRequest, FollowRequests
+from packhorse_frontend.layers.keys import Keys
+from packhorse_frontend.layers.metering import count_ended, count_refusal, count_rejection
+from packhorse_frontend.layers.middleware import (
     AnswerProblems,
     NameRequests,
     NormalizePath,
     RefuseWhileDraining,
     RequireKey,
 )
-from packhorse_frontend.pool import TokenizerPool
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.routes import make_routes
 from packhorse_frontend.state import FrontendState
-from packhorse_frontend.tokens import load_tokenizer
+from packhorse_frontend.tokens.pool import TokenizerPool
+from packhorse_frontend.tokens.texts import load_tokenizer
 from packhorse_shared.errors import CannotStartError
 from packhorse_shared.messages import BrokerState, ErrorCode
 from packhorse_shared.meter import Meter
@@ -40,7 +40,7 @@ from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from packhorse_frontend.tracing import Tracing
+    from packhorse_frontend.layers.tracing import Tracing
 
 log = logging.getLogger(__name__)
 

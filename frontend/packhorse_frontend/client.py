@@ -15,9 +15,9 @@ from typing import Any
 
 import zmq
 
-from packhorse_frontend.dimensions import RowShape
+from packhorse_frontend.bodies.inputs import Ids
 from packhorse_frontend.exchange import Answered, Encoded, Ending, Exchange, OpenRequest
-from packhorse_frontend.inputs import Ids
+from packhorse_frontend.rows import RowShape
 from packhorse_shared.codec import Buffer, Decoder, Header, encode
 from packhorse_shared.errors import MalformedMessageError
 from packhorse_shared.messages import (

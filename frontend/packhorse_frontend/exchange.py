@@ -13,8 +13,8 @@ from itertools import repeat
 
 import numpy as np
 
-from packhorse_frontend.dimensions import Rows, RowShape
-from packhorse_frontend.inputs import Ids
+from packhorse_frontend.bodies.inputs import Ids
+from packhorse_frontend.rows import Rows, RowShape
 from packhorse_shared.codec import MAX_HEADER_BYTES, Buffer
 from packhorse_shared.messages import (
     Cancel,

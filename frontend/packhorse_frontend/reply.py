@@ -13,7 +13,7 @@ from itertools import islice
 
 from starlette.types import Receive, Scope, Send
 
-from packhorse_frontend.disconnect import while_connected
+from packhorse_frontend.layers.disconnect import while_connected
 
 _PIECES_PER_STEP = 4
 """About a megabyte of text: what a client that does not read can make a frontend hold."""

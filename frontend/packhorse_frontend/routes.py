@@ -10,16 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from packhorse_frontend.api.pages import make_page_routes
-from packhorse_frontend.classify import CLASSIFY
-from packhorse_frontend.embeddings import EMBEDDINGS
-from packhorse_frontend.encode_route import EncodeRoute
+from packhorse_frontend.endpoints.classify import CLASSIFY
+from packhorse_frontend.endpoints.embeddings import EMBEDDINGS
+from packhorse_frontend.endpoints.encode_route import EncodeRoute
+from packhorse_frontend.endpoints.rerank import RERANK_V1, RERANK_V2
+from packhorse_frontend.endpoints.score import SCORE
+from packhorse_frontend.endpoints.token_routes import detokenize_route, tokenize_route
 from packhorse_frontend.metrics_page import metrics
 from packhorse_frontend.problems import Problem, unavailable
-from packhorse_frontend.rerank import RERANK_V1, RERANK_V2
 from packhorse_frontend.schema import Healthy, ModelCard, ModelList
-from packhorse_frontend.score import SCORE
 from packhorse_frontend.state import FrontendState
-from packhorse_frontend.token_routes import detokenize_route, tokenize_route
 from packhorse_shared import __version__
 from packhorse_shared.messages import ErrorCode
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from packhorse_frontend.body import BodyMemory
+from packhorse_frontend.bodies.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
 from packhorse_frontend.gate import find_outage, input_limit
-from packhorse_frontend.pairs import PairTokenizer
-from packhorse_frontend.pool import TokenizerPool
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.tokens import TextTokenizer
+from packhorse_frontend.tokens.pairs import PairTokenizer
+from packhorse_frontend.tokens.pool import TokenizerPool
+from packhorse_frontend.tokens.texts import TextTokenizer
 from packhorse_shared.messages import ModelFacts
 from packhorse_shared.meter import Meter
 from packhorse_shared.settings import HttpSettings

@@ -127,8 +127,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     otlp_traces_endpoint: Annotated[
         str | None,
         Meta(
-            description="OTLP/HTTP address of an OpenTelemetry collector (http://localhost:4318/v1/traces) that gets a trace of "
-            "each request; needs the `otel` extra"
+            description="OTLP/HTTP address of an OpenTelemetry collector (http://localhost:4318/v1/traces) that gets a trace "
+            "of each request; needs the `otel` extra"
         ),
     ] = None
 

@@ -18,9 +18,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from edges.fake_broker import FakeBroker, running_broker
 from packhorse_frontend.app import Frontend, FrontendPlan
-from packhorse_frontend.keys import Keys
-from packhorse_frontend.server import DrainingServer, uvicorn_config
-from packhorse_frontend.tracing import Tracing
+from packhorse_frontend.connection.server import DrainingServer, uvicorn_config
+from packhorse_frontend.layers.keys import Keys
+from packhorse_frontend.layers.tracing import Tracing
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until

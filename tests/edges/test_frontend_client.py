@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from packhorse_frontend.dimensions import RowShape
 from packhorse_frontend.exchange import Answered, Exchange, OpenRequest
+from packhorse_frontend.rows import RowShape
 from packhorse_shared.codec import MAX_HEADER_BYTES, encode
 from packhorse_shared.messages import ErrorCode, RequestFailure, RequestRows, Result
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhorse_frontend.cursor import AbandonedError, Cursor
-from packhorse_frontend.inputs import IdLists, Texts, read_input, read_texts
-from packhorse_frontend.large_body import MAX_REST_BYTES, Fields, read_large_body
-from packhorse_frontend.large_field import MAX_DOCUMENT_BYTES, InputLimits
-from packhorse_frontend.parsing import BodyParser
+from packhorse_frontend.bodies.cursor import AbandonedError, Cursor
+from packhorse_frontend.bodies.inputs import IdLists, Texts, read_input, read_texts
+from packhorse_frontend.bodies.large_body import MAX_REST_BYTES, Fields, read_large_body
+from packhorse_frontend.bodies.large_field import MAX_DOCUMENT_BYTES, InputLimits
+from packhorse_frontend.bodies.parsing import BodyParser
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.schema import DetokenizeRequest, EmbeddingsRequest, RerankRequest, ScoreRequest
 

@@ -16,12 +16,12 @@ from tokenizers import Tokenizer, processors
 
 from edges.frontend_thread import WORDS, build_tokenizer
 from model_facts import model_facts
-from packhorse_frontend.inputs import LengthRule, TokenizedInputs
-from packhorse_frontend.naming import Naming
-from packhorse_frontend.pairs import PairTokenizer, PairWork
-from packhorse_frontend.pool import TokenizerPool
+from packhorse_frontend.bodies.inputs import LengthRule, TokenizedInputs
+from packhorse_frontend.bodies.naming import Naming
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.tokens import AbandonedError
+from packhorse_frontend.tokens.pairs import PairTokenizer, PairWork
+from packhorse_frontend.tokens.pool import TokenizerPool
+from packhorse_frontend.tokens.texts import AbandonedError
 from packhorse_shared.messages import SEGMENT_SHIFT, ModelFacts, PairSlot, PairText
 from packhorse_shared.pair_layout import find_pair_layout
 from packhorse_shared.pair_text import join_pair

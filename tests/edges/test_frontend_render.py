@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from edges.fake_broker import MODEL
-from packhorse_frontend.dimensions import check_dimensions, shorten
+from packhorse_frontend.endpoints.dimensions import check_dimensions, shorten
+from packhorse_frontend.endpoints.render import count_values, pieces_of, render_embeddings
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.render import count_values, pieces_of, render_embeddings
 from packhorse_frontend.schema import EmbeddingsAnswer, EmbeddingsRequest, Usage
 
 USAGE = Usage(prompt_tokens=3, total_tokens=3)

@@ -22,9 +22,9 @@ import pytest
 
 from edges.fake_broker import running_broker
 from edges.frontend_thread import save_tokenizer
-from packhorse_frontend.descriptors import fit_descriptors, overflow_of
-from packhorse_frontend.keys import Keys, load_keys
-from packhorse_frontend.port import listen, lock_address
+from packhorse_frontend.connection.descriptors import fit_descriptors, overflow_of
+from packhorse_frontend.connection.port import listen, lock_address
+from packhorse_frontend.layers.keys import Keys, load_keys
 from packhorse_shared.errors import CannotStartError, SettingsError
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from edges.frontend_thread import read_answer, running_frontend
-from packhorse_frontend import server
+from packhorse_frontend.connection import server
 from waiting import wait_until
 
 REQUEST = b'POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n{"input":"t10"}'

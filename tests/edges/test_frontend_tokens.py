@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, normalizers
 from tokenizers.normalizers import Normalizer
 
 from edges.frontend_thread import build_tokenizer, save_tokenizer
-from packhorse_frontend.inputs import LengthRule, TokenizedInputs
-from packhorse_frontend.naming import Naming
-from packhorse_frontend.pool import TokenizerPool
+from packhorse_frontend.bodies.inputs import LengthRule, TokenizedInputs
+from packhorse_frontend.bodies.naming import Naming
 from packhorse_frontend.problems import Problem
-from packhorse_frontend.tokens import AbandonedError, TextTokenizer, TextWork, load_tokenizer
+from packhorse_frontend.tokens.pool import TokenizerPool
+from packhorse_frontend.tokens.texts import AbandonedError, TextTokenizer, TextWork, load_tokenizer
 from packhorse_shared.errors import ModelFilesError
 
 TEMPLATES = {

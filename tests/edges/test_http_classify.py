@@ -13,7 +13,7 @@ from edges.fake_broker import STATE
 from edges.frontend_thread import Bench, running_frontend
 from edges.test_http_embeddings import error
 from model_facts import model_facts
-from packhorse_frontend.classify import probabilities_of
+from packhorse_frontend.endpoints.classify import probabilities_of
 from packhorse_frontend.schema import ClassifyAnswer, DetokenizeAnswer, TokenizeAnswer
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from edges.frontend_thread import Bench, read_answer, running_frontend
-from packhorse_frontend.following import endpoint_of
-from packhorse_frontend.keys import Keys
-from packhorse_frontend.metering import count_rejection
+from packhorse_frontend.layers.following import endpoint_of
+from packhorse_frontend.layers.keys import Keys
+from packhorse_frontend.layers.metering import count_rejection
 from packhorse_frontend.problems import Problem
 from packhorse_frontend.routes import make_routes
 from packhorse_shared import metrics

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from edges.frontend_thread import Bench, read_all, read_answer, running_frontend
-from packhorse_frontend.http_protocol import GuardedProtocol
-from packhorse_frontend.keys import Keys
+from packhorse_frontend.connection.http_protocol import GuardedProtocol
+from packhorse_frontend.layers.keys import Keys
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until
 

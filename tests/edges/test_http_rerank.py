@@ -13,8 +13,8 @@ from edges.fake_broker import MODEL, STATE, encode_ids
 from edges.frontend_thread import Bench, running_frontend
 from edges.test_http_embeddings import error
 from model_facts import model_facts
+from packhorse_frontend.endpoints.score import cosines
 from packhorse_frontend.schema import RerankAnswer, RerankAnswerV2, ScoreAnswer
-from packhorse_frontend.score import cosines
 from packhorse_shared.messages import SEGMENT_SHIFT, PairSlot, PairText
 from packhorse_shared.settings import HttpSettings
 

@@ -12,7 +12,7 @@ import pytest
 
 from edges.frontend_thread import Bench, read_answer, running_frontend
 from edges.test_http_broker import hold
-from packhorse_frontend.keys import Keys
+from packhorse_frontend.layers.keys import Keys
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until
 

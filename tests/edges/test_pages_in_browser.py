@@ -18,7 +18,7 @@ from browser import Browser, Page, running_browser
 from edges.fake_broker import STATE
 from edges.frontend_thread import Bench, running_frontend
 from packhorse_frontend.api.operations import OPERATIONS
-from packhorse_frontend.keys import Keys
+from packhorse_frontend.layers.keys import Keys
 from packhorse_shared import metrics
 from packhorse_shared.messages import ModelStatus, QueueStatus, RateStatus, StatusReport, WorkerStatus
 from packhorse_shared.meter import buckets_of, cell_of

@@ -26,7 +26,7 @@ from edges.fake_broker import STATE, encode_ids
 from edges.frontend_thread import running_frontend
 from model_facts import model_facts
 from packhorse_frontend.api.operations import OPERATIONS
-from packhorse_frontend.keys import Keys
+from packhorse_frontend.layers.keys import Keys
 from packhorse_shared.messages import PairSlot, PairText
 from packhorse_shared.settings import HttpSettings
 from waiting import wait_until

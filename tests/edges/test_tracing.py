@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from edges.frontend_thread import Bench, running_frontend
 from packhorse_frontend.__main__ import _open_tracing
-from packhorse_frontend.tracing import Tracing, open_exporter
+from packhorse_frontend.layers.tracing import Tracing, open_exporter
 from packhorse_shared.errors import SettingsError
 from packhorse_shared.messages import ErrorCode, RequestFailure
 from packhorse_shared.settings import HttpSettings
@@ -163,6 +163,6 @@ def test_an_address_that_is_none_stops_the_start() -> None:
 
 
 def test_without_the_libraries_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "packhorse_frontend.tracing", None)
+    monkeypatch.setitem(__import__("sys").modules, "packhorse_frontend.layers.tracing", None)
     with pytest.raises(SettingsError, match=r"packhorse\[otel\]"):
         _open_tracing("http://localhost:4318/v1/traces", 0)

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from packhorse import Encoder
-from packhorse_frontend.inputs import LengthRule
-from packhorse_frontend.naming import Naming
-from packhorse_frontend.pairs import PairTokenizer, PairWork
+from packhorse_frontend.bodies.inputs import LengthRule
+from packhorse_frontend.bodies.naming import Naming
+from packhorse_frontend.tokens.pairs import PairTokenizer, PairWork
 from packhorse_shared.messages import SEGMENT_SHIFT, EncodeOptions, ModelFacts
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
 from tiny_heads import CHAT_TEMPLATE, build_causal_reranker, build_cross_encoder, build_head, build_pooled_reranker, save_again

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, processors
 
-from packhorse_frontend.inputs import LengthRule
-from packhorse_frontend.naming import Naming
-from packhorse_frontend.tokens import TextTokenizer, TextWork, load_tokenizer
+from packhorse_frontend.bodies.inputs import LengthRule
+from packhorse_frontend.bodies.naming import Naming
+from packhorse_frontend.tokens.texts import TextTokenizer, TextWork, load_tokenizer
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.settings import ModelSettings
 from packhorse_worker.engine.files.model_folder import read_model_folder

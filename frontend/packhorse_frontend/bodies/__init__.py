@@ -1,0 +1,1 @@
+"""Bodies of requests: read with bounds, parsed, and their inputs checked."""

@@ -1,0 +1,1 @@
+"""The endpoints at which a model is asked, and what they share."""
