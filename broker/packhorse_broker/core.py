@@ -17,6 +17,7 @@ from packhorse_broker.dispatch import dispatch, next_dispatch
 from packhorse_broker.gauges import metrics_asked
 from packhorse_broker.ledger import Ledger
 from packhorse_broker.patrol import patrol, unreachable
+from packhorse_broker.requests import Request
 from packhorse_shared.messages import ErrorCode
 from packhorse_shared.settings import Settings
 
@@ -106,13 +107,13 @@ class BrokerCore:
     def _patrol(self) -> None:
         ledger = self._ledger
         ledger.patrol_at = float("inf")
-        while ledger.gone and (first := next(iter(ledger.gone.items())))[1][1] <= ledger.now:
-            del ledger.gone[first[0]]
+        while ledger.gone and next(iter(ledger.gone.values())).until <= ledger.now:
+            ledger.gone.popitem(last=False)
         for when in (patrol(ledger), frontends.patrol(ledger)):
             if when is not None:
                 ledger.patrol_by(when)
         if ledger.gone:
-            ledger.patrol_by(next(iter(ledger.gone.values()))[1])
+            ledger.patrol_by(next(iter(ledger.gone.values())).until)
 
     def _excuse(self, stalled_s: float) -> None:
         """The broker heard nobody while it did not run, and took no answer: that is neither their silence nor their slowness.
@@ -157,7 +158,7 @@ class BrokerCore:
         if ledger.is_draining:
             return
         ledger.is_draining = True
-        ledger.drain_ends_at = ledger.now + ledger.settings.process.shutdown_grace
+        ledger.drain_began_at, ledger.drain_ends_at = ledger.now, ledger.now + ledger.settings.process.shutdown_grace
         ledger.last_traffic_at = ledger.last_closed_at = ledger.now
         ledger.log(e.INFO, "draining: new requests are refused", requests_left=ledger.live_requests)
 
@@ -166,7 +167,8 @@ class BrokerCore:
         if not ledger.is_draining or self._stopped:
             return None
         if ledger.live_requests:
-            return ledger.drain_ends_at
+            abandoned_at = departures.abandoned_at(ledger)
+            return ledger.drain_ends_at if abandoned_at is None else min(abandoned_at, ledger.drain_ends_at)
         # Clients that keep trying are refused, and do not hold up the end for long.
         return min(ledger.last_traffic_at + QUIET_S, ledger.last_closed_at + _LONGEST_QUIET_S, ledger.drain_ends_at)
 
@@ -176,14 +178,16 @@ class BrokerCore:
         if step_at is None or ledger.now < step_at:
             return
         left = frontends.live_requests(ledger)
-        for request in left:
-            ledger.fail(
-                request,
-                ErrorCode.DRAINING,
-                "the server stopped before its turn (shutdown_grace)",
-                retry_after=NO_WORKER_RETRY_AFTER_S,
-            )
+        if left and ledger.now < ledger.drain_ends_at:
+            ledger.log(e.WARNING, "draining: all workers have left, what waits is refused", requests=len(left))
+            self._refuse(left, "the server stops, and its workers have left before its turn")
+            return
+        self._refuse(left, "the server stopped before its turn (shutdown_grace)")
         workers.stop_all(ledger)
         self._stopped = True
         ledger.log(e.INFO, "drained", requests_dropped=len(left))
         ledger.actions.append(e.Stop())
+
+    def _refuse(self, requests: list[Request], message: str) -> None:
+        for request in requests:
+            self._ledger.fail(request, ErrorCode.DRAINING, message, retry_after=NO_WORKER_RETRY_AFTER_S)

@@ -8,6 +8,10 @@ from packhorse_broker.leases import Worker, WorkerState
 from packhorse_broker.ledger import Ledger
 from packhorse_shared.messages import ErrorCode, Refused
 
+BACK_WITHIN_S = 2.0
+"""A worker that left and is started again, as supervisord does unless it was told to stop it, has announced itself by then: it
+does so before it loads its model. So has one that does not know yet of a broker that has only just started."""
+
 
 def left(ledger: Ledger, event: e.WorkerLeft) -> None:
     """A worker said bye. One that drained hands back what reached it too late; else what it ran is suspect."""
@@ -16,7 +20,7 @@ def left(ledger: Ledger, event: e.WorkerLeft) -> None:
         return
     blame = None if worker.state is WorkerState.DRAINING else "the worker that ran this input left"
     moved = _take_work(ledger, worker, blame=blame)
-    ledger.retire(worker)
+    ledger.retire(worker, has_died=bool(event.reason))
     ledger.meter.count(measures.WORKER_EXITS["left"])
     level, message = (e.ERROR, f"worker left: {event.reason}") if event.reason else (e.INFO, "worker left")
     ledger.log(level, message, worker=worker.name, pid=worker.pid, inputs_moved=moved)
@@ -28,7 +32,7 @@ def lost(ledger: Ledger, event: e.WorkerLost) -> None:
     if worker is None:
         return
     moved = _take_work(ledger, worker, blame="the workers that ran this input died")
-    ledger.retire(worker)
+    ledger.retire(worker, has_died=worker.state is not WorkerState.DRAINING)
     ledger.meter.count(measures.WORKER_EXITS["lost"])
     ledger.log(e.WARNING, f"worker lost: {event.reason}", worker=worker.name, pid=worker.pid, inputs_moved=moved)
 
@@ -46,11 +50,21 @@ def refuse(ledger: Ledger, identity: bytes, reason: str, **fields: int) -> None:
 def kill(ledger: Ledger, worker: Worker, reason: str, *, blame: bool) -> None:
     """End a worker that will not do better. With ``blame``, what it ran is charged."""
     _take_work(ledger, worker, blame="the workers that ran this input had to be killed" if blame else None)
-    ledger.retire(worker)
+    ledger.retire(worker, has_died=worker.state is not WorkerState.DRAINING)
     ledger.meter.count(measures.WORKER_EXITS["killed"])
     ledger.actions.append(e.KillWorker(worker.identity, worker.pid, reason))
     done = "told to end itself" if worker.key_name else "killed"
     ledger.log(e.ERROR, f"worker {done}: {reason}", worker=worker.name, pid=worker.pid)
+
+
+def abandoned_at(ledger: Ledger) -> float | None:
+    """When the requests of a broker that drains are given up because nobody is left who could run them; None while somebody is.
+
+    Workers that were stopped with the broker do not come back. One that died is started again, and is waited for.
+    """
+    if ledger.fleet.workers or any(each.has_died for each in ledger.gone.values()):
+        return None
+    return max(ledger.drain_began_at, ledger.last_gone_at) + BACK_WITHIN_S
 
 
 def _take_work(ledger: Ledger, worker: Worker, *, blame: str | None) -> int:

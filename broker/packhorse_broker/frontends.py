@@ -204,7 +204,7 @@ def worker_statuses(ledger: Ledger) -> list[WorkerStatus]:
     """Every worker, and those that left lately."""
     live = [worker.status(ledger.now) for worker in ledger.fleet.workers.values()]
     names = {status.id for status in live}
-    gone = [status for name, (status, until) in ledger.gone.items() if until > ledger.now and name not in names]
+    gone = [each.status for name, each in ledger.gone.items() if each.until > ledger.now and name not in names]
     return [*live, *gone]
 
 

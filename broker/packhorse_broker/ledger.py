@@ -34,6 +34,17 @@ _MOST_GONE_SHOWN = 64
 _LONGEST_MESSAGE = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A worker that went lately, as the status shows it."""
+
+    status: WorkerStatus
+    until: float
+    """How long it is shown, and waited for."""
+    has_died: bool
+    """Then it is started again, and has not been seen since."""
+
+
 @dataclass(slots=True)
 class Frontend:
     """One frontend process and its live requests by rid."""
@@ -62,7 +73,7 @@ class Ledger:
         self.rules = DispatchRules(settings.batching)
         self.model: ModelFacts | None = None
         self.is_draining = False
-        self.drain_ends_at = 0.0
+        self.drain_began_at = self.drain_ends_at = 0.0
         self.last_traffic_at = now
         """When a request last came or was closed."""
         self.last_closed_at = now
@@ -73,8 +84,9 @@ class Ledger:
         """What GET /metrics counts."""
         self.rates = Rates(now, 3)
         """Finished requests, inputs and tokens."""
-        self.gone: OrderedDict[str, tuple[WorkerStatus, float]] = OrderedDict()
-        """Workers that left lately, by name, and until when they are shown."""
+        self.gone: OrderedDict[str, Gone] = OrderedDict()
+        """Workers that went lately, by name."""
+        self.last_gone_at = now
         self.patrol_at = float("inf")
         """When limits on silence and running time are next looked at."""
         self.actions: list[e.Action] = []
@@ -194,14 +206,16 @@ class Ledger:
 
     # ---- workers ----
 
-    def retire(self, worker: Worker) -> None:
-        """A worker is gone; its work was taken away before."""
+    def retire(self, worker: Worker, *, has_died: bool = False) -> None:
+        """A worker is gone; its work was taken away before. ``has_died``: whoever started it will start it again."""
         self.fleet.remove(worker)
         if worker.has_passed and not any(each.has_passed for each in self.fleet.workers.values()):
             self.canaries.forget()
         status = msgspec.structs.replace(worker.status(self.now), state="gone", in_flight=0, busy=0.0, memory_bytes=0)
         self.gone.pop(worker.name, None)
-        self.gone[worker.name] = (status, self.now + GONE_SHOWN_S)
+        self.gone[worker.name] = Gone(status, self.now + GONE_SHOWN_S, has_died)
+        self.last_gone_at = self.now
+        self.patrol_by(self.now + GONE_SHOWN_S)
         if len(self.gone) > _MOST_GONE_SHOWN:
             self.gone.popitem(last=False)
 

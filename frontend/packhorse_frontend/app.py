@@ -23,6 +23,7 @@ from packhorse_frontend.layers.keys import Keys
 from packhorse_frontend.layers.metering import count_ended, count_refusal, count_rejection
 from packhorse_frontend.layers.middleware import (
     AnswerProblems,
+    CloseWhileDraining,
     NameRequests,
     NormalizePath,
     RefuseWhileDraining,
@@ -163,4 +164,5 @@ def _surround(routes: ASGIApp, state: FrontendState, plan: FrontendPlan) -> ASGI
     app: ASGIApp = RequireKey(routes, plan.keys) if plan.keys else routes
     app = RefuseWhileDraining(app, lambda: state.is_draining)
     app = AnswerProblems(NormalizePath(app, plan.http.root_path), lambda problem: count_rejection(state.meter, problem))
+    app = CloseWhileDraining(app, lambda: state.is_draining)
     return AllowOrigins(app, plan.http.cors_allow_origin) if plan.http.cors_allow_origin else app

@@ -67,7 +67,7 @@ class Problem(Exception):  # noqa: N818 (the HTTP word, as in RFC 9457)
         self.code = code
         self.headers = dict(headers or {})
         self.closes = closes
-        """Whether the connection ends with this answer: its body was not read, or the server stops."""
+        """Whether the connection ends with this answer, since its body was not read."""
         self.is_rejection = is_rejection
         """Whether the state of the server is why, and not the request: counted by ``code`` in packhorse_rejected_total."""
         self.is_expected = False
@@ -88,16 +88,13 @@ def invalid(message: str, param: str | None, code: str | None = None) -> Problem
     return Problem(400, message, param=param, code=code)
 
 
-def unavailable(
-    code: ErrorCode, message: str, retry_after_s: int, *, closes: bool = False, is_rejection: bool = False
-) -> Problem:
+def unavailable(code: ErrorCode, message: str, retry_after_s: int, *, is_rejection: bool = False) -> Problem:
     """503 or 429 with a hint when to come back."""
     return Problem(
         _STATUSES[code],
         message,
         code=code.value,
         headers={"retry-after": str(max(1, retry_after_s))},
-        closes=closes,
         is_rejection=is_rejection,
     )
 

@@ -100,9 +100,15 @@ class Load:
             await (self._closed(running) if plan.rate is None else self._open(running, plan.rate))
         finally:
             looking.cancel()
-        ends = (time.monotonic(), running.until, self._stop.requested_at)
-        samples.stopped_at = min(each for each in ends if each is not None)
+        samples.stopped_at, samples.is_interrupted = self._end_of(running)
         return samples
+
+    def _end_of(self, running: _Slice) -> tuple[float, bool]:
+        """When the load ended, and whether before its time. An open loop lasts its time, whenever its last answer came."""
+        now, until, asked_at = time.monotonic(), running.until, self._stop.requested_at
+        if asked_at is not None and (until is None or asked_at < until):
+            return min(now, asked_at), True
+        return now if until is None else until, False
 
     async def _closed(self, running: _Slice) -> None:
         async def client() -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from packhorse.locate import locate, tool_parser
+from packhorse.locate import locate, names_a_server, tool_parser
 from packhorse_shared.arguments import Parser, add_option, parse
 from packhorse_shared.settings import HttpSettings
 
@@ -74,7 +74,7 @@ def read_options(argv: list[str], environ: Mapping[str, str]) -> Options:
 
 
 def _make_parser() -> Parser:
-    parser = tool_parser("bench", _DESCRIPTION, usage="%(prog)s [URL] [flags]")
+    parser = tool_parser("bench", _DESCRIPTION, otherwise="", usage="%(prog)s [URL] [flags]")
     parser.add_argument("url", metavar="URL", nargs="?", type=_url, help="http://..., https://... or unix:PATH of the server")
     what = parser.add_argument_group("What is sent")
     add_option(what, "endpoint", f"{', '.join(get_args(Endpoint))} (default embeddings)", choices=get_args(Endpoint))
@@ -121,13 +121,12 @@ def _check(parser: Parser, parsed: argparse.Namespace) -> None:
 
 
 def _urls(parser: Parser, parsed: argparse.Namespace, argv: list[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    names = ("port", "run_dir")
     if parsed.url is not None:
-        for name in names:
+        for name in ("port", "run_dir"):
             if getattr(parsed, name) is not None:
                 parser.error(f"--{name}: the server is named already, by {parsed.url}")
         url = parsed.url
-    elif any(getattr(parsed, name) is not None or f"PACKHORSE_{name.upper()}" in environ for name in names):
+    elif names_a_server(parsed, environ):
         _, run_dir = locate(parser, argv, environ)
         url = run_dir.read_server().url
     else:

@@ -46,6 +46,8 @@ def report_of_run(
     ratios = compare(servers[0].rounds, servers[1].rounds) if len(servers) == 2 else []
     told = {name: value for name, value in msgspec.structs.asdict(options).items() if name not in ("api_key", "json", "plot")}
     notes = [f"of {options.texts} only the first 64 MiB were used"] if is_cut else []
+    if any(each.is_interrupted for _, slices in measured for each in slices):
+        notes.append(f"interrupted; the load lasted {sum(each.total.seconds for each in servers):.1f} s")
     for name, server in zip(NAMES, servers, strict=False):
         notes += [f"{name}: {note}" if len(options.urls) == 2 else note for note in _notes(server, options)]
     return RunReport(__version__, describe(options, inputs), told, servers, ratios, notes)
@@ -96,7 +98,7 @@ def _notes(server: ServerReport, options: Options) -> Iterator[str]:
         unsent = _many(client.never_sent, "request")
         yield f"not sent although due: {unsent}; the server falls behind, so that real latencies are higher"
     if total.abandoned:
-        yield f"interrupted; {_many(total.abandoned, 'open request')} left without an answer"
+        yield f"{_many(total.abandoned, 'open request')} left without an answer"
     if 0 < total.answered < _FEW_ANSWERS:
         yield f"only {_many(total.answered, 'answer')}: p95 and p99 say little"
 

@@ -31,6 +31,8 @@ class Samples:
     begun_at: float = field(default_factory=time.monotonic)
     stopped_at: float = 0.0
     """When the load ended; requests that were open then ended later."""
+    is_interrupted: bool = False
+    """Whether it was ended early, by Ctrl-C."""
     cpu_share: float = 0.0
     """What this process took of one core meanwhile: near 1 the client itself is the limit."""
 

@@ -26,7 +26,8 @@ def print_report(report: RunReport, *, to_stderr: bool) -> None:
     for name, server in zip(NAMES, report.servers, strict=False):
         console.print(escape(f"{name + '  ' if is_comparison else ''}{server.url}, {server.model or 'model unknown'}"))
     console.print(f"{report.load}\n")
-    tables = [_rates(report, is_comparison), _latencies(report, is_comparison)]
+    tables = [_rates(report, is_comparison)]
+    tables += [_latencies(report, is_comparison)] if any(map(_spreads, report.servers)) else []
     tables += [_ratios(report.ratios)] if report.ratios else []
     tables += [_failures(report, is_comparison)] if any(each.failures or each.refusal for each in report.servers) else []
     for table in tables:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,13 +53,12 @@ class Parser(argparse.ArgumentParser):
         return f"unknown flag {word}{did_you_mean(word.replace('-', '_').replace('__', '--', 1), visible)}"
 
 
-def add_settings(parser: argparse.ArgumentParser, *, names: Collection[str] | None = None) -> None:
-    """Add a flag for every setting, or for those named, under the headings of their sections.
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every setting, under the headings of their sections.
 
-    Every flag takes underscores or dashes. Nothing is converted or defaulted here: ``load_settings`` does that. ``names``
-    may hold ``config`` and ``triton_config`` too.
+    Every flag takes underscores or dashes. Nothing is converted or defaulted here: ``load_settings`` does that.
     """
-    wanted = [flag for flag in flags().values() if not flag.yaml_only and (names is None or flag.name in names)]
+    wanted = [flag for flag in flags().values() if not flag.yaml_only]
     for section, heading in SECTIONS.items():
         group = parser.add_argument_group(heading)
         for flag in wanted:
@@ -67,8 +66,7 @@ def add_settings(parser: argparse.ArgumentParser, *, names: Collection[str] | No
                 _add_flag(group, flag)
     group = parser.add_argument_group("Files of settings")
     for name in FILES:
-        if names is None or name in names:
-            add_option(group, name, f"{_FILE_HELP[name]} ({PREFIX}{name.upper()})", metavar="FILE")
+        add_option(group, name, f"{_FILE_HELP[name]} ({PREFIX}{name.upper()})", metavar="FILE")
 
 
 def explicit(parsed: argparse.Namespace) -> frozenset[str]:

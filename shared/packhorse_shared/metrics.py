@@ -69,7 +69,7 @@ REQUEST_SECONDS = Metric(
     unit="seconds",
     labels=("endpoint",),
     series=tuple((endpoint,) for endpoint in TIMED_ENDPOINTS),
-    bounds=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
+    bounds=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 TOKENIZE_SECONDS = Metric(
     name="packhorse_tokenize_seconds",
@@ -214,7 +214,7 @@ ENCODE_SECONDS = Metric(
     help="Time of a batch in the model, as its worker measured it.",
     moves="a batch comes back",
     unit="seconds",
-    bounds=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0),
+    bounds=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
 )
 
 # ---- as things are when somebody asks ----

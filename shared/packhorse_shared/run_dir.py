@@ -172,7 +172,7 @@ class RunDir:
         try:
             return decode_settings(self.settings_file)
         except (OSError, msgspec.DecodeError) as problem:
-            raise CannotStartError(f"run_dir: cannot read {self.settings_file}: {problem}") from None
+            raise self._unreadable(self.settings_file, problem) from None
 
     def write_server(self, server: RunningServer) -> None:
         """Leave how to find the server's parts."""
@@ -183,7 +183,13 @@ class RunDir:
         try:
             return msgspec.json.decode(self.server_file.read_bytes(), type=RunningServer)
         except (OSError, msgspec.DecodeError) as problem:
-            raise CannotStartError(f"run_dir: cannot read {self.server_file}: {problem}") from None
+            raise self._unreadable(self.server_file, problem) from None
+
+    def _unreadable(self, path: Path, problem: Exception) -> CannotStartError:
+        if isinstance(problem, FileNotFoundError):
+            return CannotStartError(f"no Packhorse runs in {self.path}")
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        return CannotStartError(f"run_dir: cannot read {path}: {reason}")
 
     @staticmethod
     def _write_private(path: Path, content: bytes) -> None:

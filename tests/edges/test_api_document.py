@@ -173,3 +173,15 @@ def test_limits_of_the_model_are_told_once_it_is_known() -> None:
         assert after["prompt_name"]["anyOf"][0]["enum"] == ["query"]
         assert "64 tokens" in after["input"]["description"]
         assert after["input"]["anyOf"][2]["items"]["maximum"] == EMBEDDING.vocabulary_rows - 1
+
+
+@pytest.mark.parametrize("model", [EMBEDDING, RERANK, CLASSIFY, model_facts(task="reward", dimension=1)])
+def test_what_the_served_model_is_not_for_is_said_where_it_answers_so(
+    benches: Callable[[ModelFacts], Bench], model: ModelFacts
+) -> None:
+    bench = benches(model)
+    paths = bench.get("/openapi.json").json()["paths"]
+    for path, body in LEAST.items():
+        answer = bench.post(body, path=path)
+        is_refused = answer.status_code == 400 and answer.json()["error"]["code"] == "wrong_task"
+        assert ("answers 400 `wrong_task` here" in paths[path]["post"]["description"]) == is_refused, path

@@ -138,6 +138,7 @@ def test_a_run_that_failed_is_reported_and_ends_with_1(answer: Any, words: str, 
         assert bench(server.url, "--requests=2", "--timeout=0.3") == 1
     out, err = capsys.readouterr()
     assert "requests/s" in out
+    assert "milliseconds" not in out  # nothing was answered: there is no latency to show
     assert words in err
     assert len(err.splitlines()) == 1
 
@@ -190,6 +191,7 @@ def test_ctrl_c_ends_early_and_reports() -> None:
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert "latency" in out
+    assert "note: interrupted; the load lasted " in out
     assert err == ""
 
 

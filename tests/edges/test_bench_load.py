@@ -120,6 +120,14 @@ def test_what_an_open_loop_could_not_send_in_time_is_told() -> None:
     assert samples.failures["no answer in time"].count == 1
 
 
+def test_an_open_loop_lasts_its_time_also_when_the_last_request_was_over_before() -> None:
+    """Else few requests, of which the last one rarely comes at the very end, would look like more of them a second."""
+    with bench_server() as server:
+        samples = load(server, msgspec.structs.replace(OPEN, rate=5.0, requests=None, duration_s=0.5))
+    assert samples.stopped_at - samples.begun_at == pytest.approx(0.5)
+    assert not samples.is_interrupted
+
+
 def test_a_full_server_refuses_and_that_is_no_latency() -> None:
     with bench_server(refusal(429, "the queue is full: 5 of 5")) as server:
         samples = load(server, msgspec.structs.replace(CLOSED, requests=8))

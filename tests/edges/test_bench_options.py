@@ -14,6 +14,8 @@ from packhorse_shared.run_dir import RunDir, RunningServer
 
 def test_defaults() -> None:
     assert read_options([], {}) == Options(urls=("http://127.0.0.1:8000",), duration=10.0)
+    of_kubernetes = {"PACKHORSE_PORT": "tcp://10.0.0.7:8000"}
+    assert read_options([], of_kubernetes).urls == ("http://127.0.0.1:8000",)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,13 @@ def test_the_reader_is_told_when_an_open_loop_was_late() -> None:
 def test_few_answers_and_abandoned_ones_are_told() -> None:
     few = samples([1.0] * 5)
     few.abandoned = 2
-    assert notes_of(few) == ["interrupted; 2 open requests left without an answer", "only 5 answers: p95 and p99 say little"]
+    assert notes_of(few) == ["2 open requests left without an answer", "only 5 answers: p95 and p99 say little"]
+
+
+def test_the_reader_is_told_when_the_run_was_cut_short() -> None:
+    cut = samples([1.0] * 200)
+    cut.is_interrupted = True
+    assert notes_of(cut) == [f"interrupted; the load lasted {cut.stopped_at - cut.begun_at:.1f} s"]
 
 
 def test_the_verdict() -> None:

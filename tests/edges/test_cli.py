@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+import packhorse.locate as locate_module
 import packhorse.status as status_command
 from packhorse import cli
 from packhorse.conf import conf_path
 from packhorse.embeddings import with_absolute_paths
+from packhorse.locate import locate, tool_parser
 from packhorse.slots import worker_count
 from packhorse.status import summary
 from packhorse_shared import __version__
-from packhorse_shared.errors import SettingsError
+from packhorse_shared.errors import CannotStartError, SettingsError
 from packhorse_shared.messages import ModelStatus, QueueStatus, RateStatus, StatusReport, WorkerStatus
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings, ModelSettings, ProcessSettings, Settings, WorkerSettings
@@ -63,6 +65,14 @@ def test_help_lists_the_commands_within_80_columns(capsys: pytest.CaptureFixture
     assert max(map(len, text.splitlines())) <= 80
     for command in ("embeddings", "broker", "worker", "frontend", "status", "scale", "conf"):
         assert command in text
+
+
+@pytest.mark.parametrize("command", ["status", "scale", "bench"])
+def test_tools_say_which_server_they_mean_not_where_to_listen(command: str) -> None:
+    shown = " ".join(run(command, "--help").stdout.split())
+    assert "the server of this user on this port" in shown
+    assert "listen" not in shown
+    assert ("by default the only one that this user runs" in shown) == (command != "bench")
 
 
 def test_no_command_prints_the_help_and_fails() -> None:
@@ -176,6 +186,15 @@ def test_worker_count() -> None:
     assert worker_count(both, None) == 6
     with pytest.raises(SettingsError, match="make 128 workers, limit 64"):
         worker_count(Settings(workers=WorkerSettings(devices=("0", "1"), workers_per_device=64)), None)
+
+
+def test_kubernetes_port_names_no_server(live_run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pod beside a service called packhorse, tools still find the only server, whatever its port."""
+    monkeypatch.setattr(locate_module, "find_running", lambda _xdg: live_run_dir)
+    _, found = locate(tool_parser("status", ""), [], {"PACKHORSE_PORT": "tcp://10.0.0.7:8000"})
+    assert found is live_run_dir
+    with pytest.raises(CannotStartError, match="no Packhorse runs in"):
+        locate(tool_parser("status", ""), [], {"PACKHORSE_PORT": "1"})
 
 
 def test_status_for_people_and_machines(

@@ -118,6 +118,7 @@ def test_broken_bodies_are_refused_alike(body: bytes, data: st.DataObject) -> No
         b'{"input":"\\x"}', b'{"input":"a', b'{"input":[1', b'{"input":[1],"input":["a"]}', b'{"input":["a"],"input":null}',
         b'{"input":nul}', b'{"input":[tru]}', b'{"input":[true,"a"]}', b'{"input":["a",true]}', b'{"input":["a",nope]}',
         b'{"input":[{"a":1}]}', b'{"input":["a",{"a":1}]}', b'{"a":}', b'{"a":[}', b'{"input":["a"]', b'{"input":["a"],',
+        b'{"input":[1,"]"]}', b'{"input":["]",1]}', b'{"input":[[1, "]"]]}', b'{"input":[["]"]]}', b'{"input":[[1 "]"]]}',
         b'{"input":["a"] "b":1}', b'{"x":"\\ud83d","input":"a"}', b'{"x":{"y":"\\ud83d"},"input":"a"}', b'{"input":[1]',
         b'{"model":5,"input":[1]}', b'{"model":"m","input":[1]}', b'{1:2}', b'{"input"}',
         b'{"input":"\xf0\x9f\x98\x80\xf0\x9f\x98\x80\xf0\x9f\x98\x80"}', b'{"input":"\x80\x80\x80\x80\x80\x80\x80\x80\x80"}',
@@ -137,6 +138,23 @@ def test_ids_are_named_by_their_place(step: int) -> None:
         assert isinstance(found, Problem)
         assert where in found.message
         assert found.param == "input"
+
+
+@pytest.mark.parametrize("element", [b"[]", b'""', b'"a",1', b"{}", b'{"a":"[","b":1}', b'["x",2]', b'"\\u00e9\\"]"'], ids=repr)
+def test_what_is_ignored_is_passed_in_few_steps(element: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step for each of its brackets and texts would take minutes for a body of the largest size."""
+    monkeypatch.setattr(Cursor, "step_bytes", 128 * 1024)
+    asked = 0
+
+    def count() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    cursor = Cursor(b'{"x":[' + b",".join([element] * 20_000) + b"]} ", count)
+    cursor.skip_value(lambda: None)
+    assert cursor.body[cursor.at :] == b" "
+    assert asked < 100
 
 
 def test_an_input_too_many_ends_the_reading(step: int) -> None:

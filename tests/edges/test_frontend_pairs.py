@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from model_facts import model_facts
 from packhorse_frontend.bodies.inputs import LengthRule, TokenizedInputs
 from packhorse_frontend.bodies.naming import Naming
 from packhorse_frontend.problems import Problem
+from packhorse_frontend.tokens.pair_makers import _runs
 from packhorse_frontend.tokens.pairs import PairTokenizer, PairWork
 from packhorse_frontend.tokens.pool import TokenizerPool
 from packhorse_frontend.tokens.texts import AbandonedError
@@ -218,7 +219,10 @@ def test_a_document_that_is_too_long_is_refused_where_it_may_not_be_cut(form: st
     assert (cut.lengths[1], cut.cut) == (10, (1,))
     assert "have 44 tokens" in refused(pairs, replace(asked, rule=LengthRule(30, "max_num_tokens", 31)))[0]
     full = each_with_its_own((t(*[10] * 10), "t50"), rule=LengthRule(30, "max_seq_len", 8))
-    assert "8 (truncate_prompt_tokens)" in refused(pairs, full)[0]
+    assert refused(pairs, full) == (
+        "truncate_prompt_tokens is 8, but text_1[0] and what stands around the texts are 13 tokens; use at least 14",
+        "truncate_prompt_tokens",
+    )
 
 
 def test_nothing_to_read_is_refused() -> None:
@@ -322,6 +326,30 @@ def test_what_is_cut_of_a_chat_templates_text_is_the_documents_end(kind: str) ->
         assert ids(tokenize(pairs, asked)) == [whole.ids[: start + kept] + whole.ids[stop:]]
 
     check()
+
+
+def test_where_a_long_document_stands_is_found_without_a_list_of_all_offsets() -> None:
+    """Such a list, of half a million tokens, holds the interpreter for a quarter of a second."""
+
+    class Watched:
+        def __init__(self, encoding: Any) -> None:
+            self._encoding = encoding
+            self.asked = 0
+
+        def __len__(self) -> int:
+            return len(self._encoding)
+
+        def token_to_chars(self, token: int) -> tuple[int, int] | None:
+            self.asked += 1
+            return self._encoding.token_to_chars(token)
+
+    joined, places = join_pair(SEAMS, "the fox", "the fox " * 20_000, "")
+    watched = Watched(
+        ModelTokenizer(PAIR_TOKENIZERS["bert"]()).variant(lowercase=False).encode(joined, add_special_tokens=False)
+    )
+    [(start, end)] = _runs(cast("Any", watched), places)
+    assert end - start > 30_000
+    assert watched.asked < 100
 
 
 def test_joining_strips_where_the_template_does() -> None:

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +23,11 @@ import pytest
 
 from edges.fake_broker import running_broker
 from edges.frontend_thread import save_tokenizer
+from packhorse_frontend.connection import port
 from packhorse_frontend.connection.descriptors import fit_descriptors, overflow_of
 from packhorse_frontend.connection.port import listen, lock_address
 from packhorse_frontend.layers.keys import Keys, load_keys
+from packhorse_shared import addresses
 from packhorse_shared.errors import CannotStartError, SettingsError
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import HttpSettings
@@ -74,6 +77,27 @@ def test_a_lock_that_a_dead_server_left_is_taken_over(free: HttpSettings, tmp_pa
     assert lock_address(free, tmp_path / "new", tmp_path)
     assert lock.read_text() == str(tmp_path / "new")
     assert not lock_address(free, tmp_path / "new", tmp_path)
+
+
+def test_frontends_that_start_at_the_same_moment_do_not_take_each_other_for_strangers(
+    tmp_path: Path, free: HttpSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one looks whether the port is free; a second one of its server must not listen before it has looked."""
+    run_dir = RunDir(tmp_path)
+    sockets: list[socket.socket] = []
+    second = threading.Thread(target=lambda: sockets.extend(listen(free, run_dir)), daemon=True)
+
+    def check_late(http: HttpSettings) -> None:
+        second.start()
+        second.join(0.3)
+        addresses.check_port_is_free(http)
+
+    monkeypatch.setattr(port, "check_port_is_free", check_late)
+    sockets += listen(free, run_dir)
+    second.join(10)
+    assert len(sockets) == 2
+    for each in sockets:
+        each.close()
 
 
 def test_a_full_disk_is_no_hindrance_to_a_frontend_that_was_there_before(

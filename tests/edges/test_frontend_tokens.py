@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, normalizers
 from tokenizers.normalizers import Normalizer
@@ -177,6 +179,24 @@ def test_long_texts_of_few_tokens_are_fine() -> None:
     with pytest.raises(Problem, match="1000001 characters"):
         tokenize(tokenizer, work("x" * 1_000_001))
     assert tokenize(tokenizer, work("x" * 1_000_001, to=64)).truncated == 1
+
+
+def test_no_more_than_a_step_of_ids_are_a_list_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of ints take gigabytes, and hold the interpreter while they become an array."""
+    counts: list[int] = []
+    fromiter = np.fromiter
+
+    def noting(values: Any, dtype: Any, count: int) -> Any:
+        counts.append(count)
+        return fromiter(values, dtype=dtype, count=count)
+
+    tokenizer = TextTokenizer(build_tokenizer())
+    texts = [f"t{10 + index % 100} " * 60 for index in range(4000)]
+    monkeypatch.setattr(np, "fromiter", noting)
+    tokens = tokenize(tokenizer, work(*texts))
+    assert ids(tokens) == [[2, *[10 + index % 100] * 60, 3] for index in range(4000)]
+    assert max(counts) <= 65_536 + 62
+    assert sum(counts) == len(tokens.ids)
 
 
 def test_work_stops_when_nobody_waits() -> None:

@@ -255,6 +255,27 @@ def test_a_drain_finishes_what_is_in_flight() -> None:
         wait_until(is_refused)
 
 
+def test_a_failure_during_a_drain_ends_its_connection_as_well() -> None:
+    """Else a client keeps the connection, and its next request meets a server that is gone."""
+    codes = [ErrorCode.DRAINING, ErrorCode.TIMEOUT, ErrorCode.WORKER_DIED]
+    with running_frontend() as bench, ThreadPoolExecutor(3) as pool:
+        hold(bench)
+        waiting = [pool.submit(bench.post, {"input": "t10"}) for _ in codes]
+        wait_until(lambda: len(bench.broker.received) == len(codes))
+        bench.signal(signal.SIGTERM)
+        wait_until(lambda: bench.frontend.state.is_draining)
+        found = {
+            each.request.rid: RequestFailure(each.request.rid, code, "x", 1)
+            for each, code in zip(bench.broker.received, codes, strict=True)
+        }
+        bench.broker.failure = lambda request: found[request.rid]
+        bench.broker.release()
+        answers = [each.result() for each in waiting]
+        assert {(answer.status_code, answer.headers.get("connection")) for answer in answers} == {
+            (status, "close") for status in (503, 504, 500)
+        }
+
+
 def test_a_drain_ends_with_the_grace_time() -> None:
     with running_frontend(grace_s=0.3) as bench, ThreadPoolExecutor(1) as pool:
         hold(bench)

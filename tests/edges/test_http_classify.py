@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -165,6 +166,54 @@ def test_many_ids_are_detokenized_in_steps(bench: Bench) -> None:
     lists = [[10 + index % 100] * 200 for index in range(1000)]
     data = bench.post({"tokens": lists}, path="/detokenize").json()["data"]
     assert [item["text"] for item in data] == [" ".join([f"t{10 + index % 100}"] * 200) for index in range(1000)]
+
+
+def test_a_list_of_ids_beyond_all_measure_is_refused(bench: Bench) -> None:
+    problem = error(bench.post({"tokens": [[10], [11] * 1_000_001]}, path="/detokenize"), 400)
+    assert (problem["param"], problem["code"]) == ("tokens", "input_too_long")
+    assert problem["message"] == "tokens[1] has 1000001 ids, the limit is 1000000"
+
+
+def test_much_text_is_tokenized_in_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that others come in between, and an answer that would be too large is known before all the work is done."""
+    asked: list[int] = []
+    pool = bench.frontend.state.pool
+    tokenize = pool.tokenize
+
+    def noting(reader: Any, work: Any) -> Any:
+        asked.append(work.chars)
+        return tokenize(reader, work)
+
+    monkeypatch.setattr(pool, "tokenize", noting)
+    texts = [f"t{10 + index} " * 100_000 for index in range(7)]
+    data = bench.post({"input": texts}, path="/tokenize").json()["data"]
+    assert [item["count"] for item in data] == [100_002] * 7
+    assert [set(item["tokens"]) for item in data] == [{2, 10 + index, 3} for index in range(7)]
+    assert max(asked) <= 1_000_000
+    assert sum(asked) == sum(map(len, texts))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {"input": "t10"}), ("/detokenize", {"tokens": [10]}), ("/v1/classify", {"input": "t10"})],
+)
+def test_a_request_that_waits_for_the_tokenizer_ends_in_time(path: str, body: dict[str, Any]) -> None:
+    busy = threading.Event()
+    with running_frontend(HttpSettings(request_timeout=0.5), state=msgspec.structs.replace(STATE, model=CLASSIFIER)) as bench:
+        try:
+            for _ in range(2):
+                bench.frontend.state.pool._executor.submit(busy.wait, 30)
+            problem = error(bench.post(body, path=path), 504)
+            assert (problem["code"], "--request_timeout" in problem["message"]) == ("timeout", True)
+        finally:
+            busy.set()
+
+
+def test_what_is_required_is_said_in_the_endpoints_own_words(bench: Bench) -> None:
+    assert error(bench.post({}, path="/detokenize"), 400)["message"] == (
+        "tokens is required: token ids, or a list of token id lists"
+    )
+    assert error(bench.post({}, path="/tokenize"), 400)["message"] == "input is required: a text, or a list of texts"
 
 
 def test_tokens_need_no_worker_once_the_model_is_known() -> None:

@@ -115,6 +115,35 @@ def test_what_is_wrong_is_named(bench: Bench, body: dict[str, Any], param: str) 
         assert error(bench.post(body, path=path), 400)["param"] == param
 
 
+def test_half_a_character_in_a_document_is_named(bench: Bench) -> None:
+    for filler in ("", "x" * 70_000):
+        body = b'{"query":"t10","documents":["t20",{"id":7,"text":"a\\ud800"}],"filler":"%b"}' % filler.encode()
+        problem = error(bench.post(body, path="/v1/rerank"), 400)
+        assert (problem["param"], problem["message"].partition(": ")[0]) == ("documents", "documents[1].text")
+
+
+def test_what_is_required_is_said_in_the_endpoints_own_words(bench: Bench) -> None:
+    problem = error(bench.post({"query": "t10"}, path="/v1/rerank"), 400)
+    assert problem["message"] == "documents is required: a list of texts, or of objects with a text"
+
+
+def test_a_query_of_any_size_is_refused_by_its_name(bench: Bench) -> None:
+    for size in (60_000, 70_000, 3_000_000):
+        problem = error(bench.post({"query": "t10 " * (size // 4), "documents": ["t20"]}, path="/v1/rerank"), 400)
+        assert (problem["param"], problem["code"]) == ("query", "input_too_long")
+
+
+@pytest.mark.parametrize(
+    "query", ["null", '""', "5", "[]", '["t10"]', "{}", '"\\ud800"', '"a', '"t10","query":""', '"t10","query":null']
+)
+def test_queries_of_large_bodies_are_read_like_those_of_small_ones(bench: Bench, query: str) -> None:
+    small, large = (
+        bench.post(f'{{"filler":"{filler}","documents":["t20"],"query":{query}}}'.encode(), path="/v1/rerank")
+        for filler in ("", "x" * 70_000)
+    )
+    assert error(large, 400)["param"] == error(small, 400)["param"]
+
+
 def test_another_model_is_404(bench: Bench) -> None:
     assert error(bench.post({"query": "t10", "documents": ["t20"], "model": "x"}, path="/v1/rerank"), 404)["param"] == "model"
 

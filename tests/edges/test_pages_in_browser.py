@@ -132,6 +132,18 @@ def test_names_are_text_and_may_be_long(browser: Browser, bench: Bench, shots: P
     assert_clean(page, bench)
 
 
+@pytest.mark.parametrize("device", WIDTHS)
+def test_names_in_the_api_are_text_and_may_be_long(browser: Browser, bench: Bench, shots: Path, device: str) -> None:
+    bench.frontend.state.served_names = (MARKUP, "n" * 256)
+    page = browser.open(f"{bench.url}/docs", width=WIDTHS[device])
+    page.wait_for("document.querySelectorAll('article').length > 3")
+    assert MARKUP in page.text("#createEmbeddings table")
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert_fits(page, WIDTHS[device])
+    page.screenshot(shots / f"docs-long-{device}.png")
+    assert_clean(page, bench)
+
+
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, shots: Path, path: str) -> None:
     with running_frontend(HttpSettings(api_key=("secret",)), keys=Keys(["secret"])) as bench:

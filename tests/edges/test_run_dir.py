@@ -114,7 +114,7 @@ def test_the_token_outlives_a_broker(run_dir: RunDir) -> None:
 
 
 def test_settings_are_left_without_keys(run_dir: RunDir) -> None:
-    with pytest.raises(CannotStartError, match="cannot read"):
+    with pytest.raises(CannotStartError, match="no Packhorse runs in"):
         run_dir.read_settings()
     settings = Settings(http=HttpSettings(port=9, api_key=("secret",)))
     run_dir.write_settings(settings)
@@ -126,7 +126,7 @@ def test_settings_are_left_without_keys(run_dir: RunDir) -> None:
 
 
 def test_server_file(run_dir: RunDir) -> None:
-    with pytest.raises(CannotStartError, match="cannot read"):
+    with pytest.raises(CannotStartError, match="no Packhorse runs in"):
         run_dir.read_server()
     server = RunningServer(url="http://a:1", supervisor_url=None)
     run_dir.write_server(server)

@@ -148,16 +148,6 @@ def test_normalize(text: str, expected: bool) -> None:
     assert load(f"--normalize={text}").model.normalize is expected
 
 
-def test_names_limits_the_flags_and_the_environment_still_counts() -> None:
-    parser = Parser(prog="x")
-    add_settings(parser, names=("port",))
-    parsed = parser.parse_args(["--port=9"])
-    assert not hasattr(parsed, "host")
-    assert not hasattr(parsed, "config")
-    settings = load_settings(parsed, {"PACKHORSE_HOST": "::1"})
-    assert (settings.http.port, settings.http.host) == (9, "::1")
-
-
 # ---- mistakes ----
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import http.server
+import logging
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -17,7 +21,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from edges.frontend_thread import Bench, running_frontend
 from packhorse_frontend.__main__ import _open_tracing
-from packhorse_frontend.layers.tracing import Tracing, open_exporter
+from packhorse_frontend.layers.following import EndedRequest
+from packhorse_frontend.layers.tracing import CLOSE_WITHIN_S, Tracing, open_exporter
 from packhorse_shared.errors import SettingsError
 from packhorse_shared.messages import ErrorCode, RequestFailure
 from packhorse_shared.settings import HttpSettings
@@ -35,6 +40,11 @@ def traced(**options: Any) -> Iterator[tuple[Bench, InMemorySpanExporter]]:
             yield bench, exporter
     finally:
         tracing.close()
+
+
+def ended() -> EndedRequest:
+    now = time.monotonic()
+    return EndedRequest("POST", "embeddings", [], {}, 200, now - 0.01, now)
 
 
 def spans_of(exporter: InMemorySpanExporter, count: int) -> dict[str, ReadableSpan]:
@@ -141,6 +151,74 @@ def test_spans_reach_a_collector() -> None:
     resources = [each for batch in received for each in batch.resource_spans]
     names = [span.name for each in resources for scope in each.scope_spans for span in scope.spans]
     assert sorted(names) == ["POST embeddings", "encode", "queue", "tokenize"]
+
+
+class Trouble(http.server.BaseHTTPRequestHandler):
+    """A collector in trouble: it says 500 until it is well again."""
+
+    is_well = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200 if self.is_well.is_set() else 500)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_arguments: Any) -> None:
+        pass
+
+
+def test_a_collector_in_trouble_is_told_of_once_and_once_more_when_it_is_well(caplog: pytest.LogCaptureFixture) -> None:
+    """Not once for each batch: under load that is several lines a second."""
+    caplog.set_level(logging.INFO)
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name.startswith(("packhorse", "opentelemetry"))]
+
+    Trouble.is_well.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Trouble) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        processor = open_exporter(f"http://127.0.0.1:{server.server_port}/v1/traces")
+        tracing = Tracing(processor, 0)
+        for _ in range(5):
+            tracing.record(ended())
+            processor.force_flush()
+        assert told() == ["the collector takes no traces (otlp_traces_endpoint): they are dropped until it does"]
+        (record,) = [record for record in caplog.records if "collector" in record.getMessage()]
+        assert "500" in record.reason
+        Trouble.is_well.set()
+        for _ in range(3):
+            tracing.record(ended())
+            processor.force_flush()
+        assert told()[1:] == ["the collector takes traces again"]
+        tracing.close()
+        server.shutdown()
+
+
+def test_an_exporter_that_raises_is_told_of_as_well(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("cannot be encoded")
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", refuse)
+    processor = open_exporter("http://127.0.0.1:9/v1/traces")
+    tracing = Tracing(processor, 0)
+    for _ in range(3):
+        tracing.record(ended())
+        processor.force_flush()
+    tracing.close()
+    assert [record.reason for record in caplog.records] == ["ValueError('cannot be encoded')"]
+
+
+def test_a_collector_that_hangs_does_not_hold_up_a_stop() -> None:
+    """It accepts connections and never answers. What is left is dropped: a stop has better things to wait for."""
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        tracing = Tracing(open_exporter(f"http://127.0.0.1:{hangs.getsockname()[1]}/v1/traces"), 0)
+        for _ in range(2000):
+            tracing.record(ended())
+        closing = threading.Thread(target=tracing.close, daemon=True)
+        closing.start()
+        closing.join(CLOSE_WITHIN_S + 2)
+        assert not closing.is_alive(), "close() is longer than it says"
 
 
 def test_a_collector_that_is_not_there_costs_no_request() -> None:

@@ -61,7 +61,7 @@ def test_settings_that_others_could_have_written_are_not_believed(run_dir: RunDi
 def test_without_a_server_it_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--run_dir", str(tmp_path / "none")]) == 3
     line = capsys.readouterr().err
-    assert line.startswith("packhorse worker: run_dir: cannot read")
+    assert line.startswith("packhorse worker: no Packhorse runs in")
     assert line.count("\n") == 1
     assert not (tmp_path / "none").exists()
 

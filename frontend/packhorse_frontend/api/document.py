@@ -56,8 +56,8 @@ _HEADERS: dict[str, Schema] = {
 _ABOUT = (
     "One OpenAI-compatible endpoint for encoder models. Bodies are JSON. Every answer that is not 2xx has the body "
     '`{"error": {"message", "type", "param", "code"}}`; every answer carries `x-request-id`. Unknown fields are ignored, '
-    "null means absent, and a known field of a wrong type is refused by its name; 1.0 is no integer. Paths work with and "
-    "without a trailing slash. A body may be gzip."
+    "null means absent, and a known field of a wrong type is refused by its name; 1.0 does not pass for an integer. Paths work "
+    "with and without a trailing slash. A body may be gzip."
 )
 
 
@@ -91,7 +91,7 @@ def _describe(operation: Operation, path: str, served: Served) -> dict[str, Any]
         "operationId": operation.name if path == first else f"{operation.name}Alias",
         "tags": [operation.group],
         "summary": operation.summary,
-        "description": operation.description if path == first else f"The same as {first}.",
+        "description": _words(operation, served) if path == first else f"The same as {first}.",
         "responses": _responses(operation, served),
     }
     if path != first:
@@ -107,6 +107,14 @@ def _describe(operation: Operation, path: str, served: Served) -> dict[str, Any]
         body = {"schema": _reference(_request_name(operation)), "example": example}
         described["requestBody"] = {"required": True, "content": {JSON: body}}
     return described
+
+
+def _words(operation: Operation, served: Served) -> str:
+    """The description; and whether the served model is one that it is for."""
+    model = served.model
+    if model is None or not operation.tasks or model.task in operation.tasks:
+        return operation.description
+    return f"{operation.description} The served model, {served.names[0]} (task {model.task}), answers 400 `wrong_task` here."
 
 
 def _responses(operation: Operation, served: Served) -> dict[str, Any]:

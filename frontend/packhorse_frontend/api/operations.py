@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from packhorse_frontend import schema
-from packhorse_shared.messages import StatusReport
+from packhorse_shared.messages import StatusReport, Task
 
 JSON = "application/json"
 HTML = "text/html"
@@ -46,6 +46,8 @@ class Operation:
     """Of a 200, besides x-request-id."""
     is_open: bool = False
     """Whether no key is needed."""
+    tasks: tuple[Task, ...] = ()
+    """Of the models that it is for; () for all."""
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -79,6 +81,7 @@ OPERATIONS = (
     ),
     Operation(
         name="rerank",
+        tasks=("rerank",),
         method="POST",
         paths=("/v1/rerank", "/rerank"),
         summary="Rank documents for a query",
@@ -93,6 +96,7 @@ OPERATIONS = (
     ),
     Operation(
         name="rerankV2",
+        tasks=("rerank",),
         method="POST",
         paths=("/v2/rerank",),
         summary="Rank documents for a query, in Cohere's v2 shape",
@@ -108,6 +112,7 @@ OPERATIONS = (
     ),
     Operation(
         name="score",
+        tasks=("embedding", "rerank"),
         method="POST",
         paths=("/v1/score",),
         summary="Score pairs of texts",
@@ -122,6 +127,7 @@ OPERATIONS = (
     ),
     Operation(
         name="classify",
+        tasks=("classify",),
         method="POST",
         paths=("/v1/classify",),
         summary="Classify texts or token ids",

@@ -36,8 +36,10 @@ class BodyShare:
     """What one request has of the memory for bodies and answers. Small ones cost nothing: the number of connections bounds
     them."""
 
-    def __init__(self, memory: BodyMemory) -> None:
+    def __init__(self, memory: BodyMemory, field: str) -> None:
+        """``field`` holds the inputs, and is to blame for an answer that is too large."""
         self._memory = memory
+        self._field = field
         self._body_bytes = 0
         self._answer_bytes = 0
 
@@ -54,18 +56,21 @@ class BodyShare:
 
     def expect_answer(self, values: int) -> None:
         """The answer will be so many float32 values; few tokens may ask for very many. Its text is at most four times as much,
-        and does not count for itself. Raises Problem: 400 where it could never be held, 503 where it is too much beside what
-        others hold."""
+        and does not count for itself. What becomes known in steps is told again, as it grows.
+
+        Raises Problem: 400 where it could never be held beside its body, 503 where it is too much beside what others hold.
+        """
         answer_bytes = BYTES_PER_VALUE * values
-        if answer_bytes > self._memory.max_bytes:
+        most = self._memory.max_bytes - self._body_bytes
+        if answer_bytes > most:
             raise invalid(
-                f"the answer would have {values} values, the limit is {self._memory.max_bytes // BYTES_PER_VALUE}; "
+                f"the answer would have {values} values, the limit beside a body of this size is {most // BYTES_PER_VALUE}; "
                 "send fewer or shorter inputs in one request",
-                "input",
+                self._field,
                 "answer_too_large",
             )
-        if answer_bytes > _SMALL_ANSWER_BYTES:
-            self._memory.take(answer_bytes)
+        if answer_bytes > max(_SMALL_ANSWER_BYTES, self._answer_bytes):
+            self._memory.take(answer_bytes - self._answer_bytes)
             self._answer_bytes = answer_bytes
 
 
@@ -78,9 +83,9 @@ class BodyMemory:
         self.held_bytes = 0
 
     @contextmanager
-    def share(self) -> Iterator[BodyShare]:
-        """The share of one request, given back in the end."""
-        share = BodyShare(self)
+    def share(self, field: str) -> Iterator[BodyShare]:
+        """The share of one request whose inputs are in ``field``, given back in the end."""
+        share = BodyShare(self, field)
         try:
             yield share
         finally:

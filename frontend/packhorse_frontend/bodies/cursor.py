@@ -11,8 +11,12 @@ from packhorse_frontend.problems import Problem
 SCALAR = re.compile(rb'[^ \t\r\n,\[\]{}"]*+')
 # Whole characters and escapes only: half a surrogate pair is left for the next step.
 TEXT = re.compile(rb'(?:[^"\\]++|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\[^u])*+')
+_SKIPPED_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+"""Wrong escapes, too: whoever reads the text refuses them, and knows where they are as long as its end is found."""
 _SPACE = re.compile(rb"[ \t\r\n]*+")
-_PLAIN = re.compile(rb'[^"\[\]{}]*+')
+_FLAT = rb'[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"'
+_INNER = re.compile(rb"(?:%b|\[(?:%b)*+\]|\{(?:%b)*+\})*+" % (_FLAT, _FLAT, _FLAT), re.DOTALL)
+"""What may stand in a list or an object, as far as it holds no more than lists and objects without others in them."""
 
 
 class AbandonedError(Exception):
@@ -55,9 +59,9 @@ class Cursor:
             check()
 
     def skip_text(self, check: Callable[[], None]) -> None:
-        """Past a string; left where it is broken."""
+        """Past a string; left where it is broken off."""
         self.at += 1
-        while self.run(TEXT):
+        while self.run(_SKIPPED_TEXT):
             check()
         self.take(b'"')
 
@@ -65,6 +69,8 @@ class Cursor:
         """Past a value of any kind; left where it is broken."""
         depth = 0
         while True:
+            while depth and self.run(_INNER):
+                check()
             char = self.peek()
             if char == b'"':
                 self.skip_text(check)
@@ -74,7 +80,7 @@ class Cursor:
             elif char in (b"]", b"}"):
                 depth -= 1
                 self.at += 1
-            elif not self.run(_PLAIN if depth else SCALAR):
+            elif depth or not self.run(SCALAR):
                 return
             check()
             if depth <= 0:

@@ -19,6 +19,10 @@ from packhorse_frontend.problems import Problem, invalid
 from packhorse_frontend.schema import Document
 
 Ids = npt.NDArray[np.int32]
+_FORMS = {
+    "documents": "a list of texts, or of objects with a text",
+    "tokens": "token ids, or a list of token id lists",
+}
 _WORDS = {str: "text", int: "a token id", list: "a list of token ids"}
 
 
@@ -81,7 +85,8 @@ def read_input(value: str | Sequence[Any] | None, field: str, max_inputs: int, v
     Raises Problem (400): absent, empty, mixed, more than ``max_inputs``, or an id that the model does not have.
     """
     if value is None:
-        raise invalid(f"{field} is required: a text, a list of texts, token ids, or a list of token id lists", field)
+        form = _FORMS.get(field, "a text, a list of texts, token ids, or a list of token id lists")
+        raise invalid(f"{field} is required: {form}", field)
     if isinstance(value, str):
         return Texts([value], listed=False)
     if not value:
@@ -112,7 +117,7 @@ def read_input(value: str | Sequence[Any] | None, field: str, max_inputs: int, v
 def read_texts(value: str | Sequence[str | Document] | None, field: str, max_inputs: int) -> Texts:
     """A field that holds texts, or documents. Raises Problem (400) where it is absent, empty, or more than ``max_inputs``."""
     if value is None:
-        raise invalid(f"{field} is required: a text, or a list of texts", field)
+        raise invalid(f"{field} is required: {_FORMS.get(field, 'a text, or a list of texts')}", field)
     if isinstance(value, str):
         return Texts([value], listed=False)
     if not value:

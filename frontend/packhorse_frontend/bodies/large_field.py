@@ -12,7 +12,7 @@ import numpy as np
 
 from packhorse_frontend.bodies.cursor import SCALAR, TEXT, AbandonedError, Cursor
 from packhorse_frontend.bodies.inputs import IdLists, Ids, Texts, refuse_count, refuse_empty, refuse_mixture, to_array
-from packhorse_frontend.bodies.parsing import explain_text, explain_type, not_json
+from packhorse_frontend.bodies.parsing import explain_syntax, explain_text, explain_type, not_json
 from packhorse_frontend.problems import Problem, invalid
 from packhorse_frontend.schema import Document
 
@@ -22,14 +22,20 @@ _ids = msgspec.json.Decoder(list[int])
 _text = msgspec.json.Decoder(str)
 
 Inputs = Texts | IdLists
-FieldKind = Literal["input", "texts", "ids", "documents"]
-"""What a field holds: texts or ids, texts only, ids only, or a list of documents (texts, or objects with one)."""
+FieldKind = Literal["input", "text", "texts", "ids", "documents"]
+"""What a field holds: texts or ids, one text, texts only, ids only, or a list of documents (texts, or objects with one)."""
 
 _DIGIT = b"0"
 """Stands for whatever a number begins with."""
-_ALONE = {"input": (b'"', _DIGIT), "texts": (b'"',), "ids": (_DIGIT,), "documents": ()}
+_ALONE = {"input": (b'"', _DIGIT), "text": (b'"',), "texts": (b'"',), "ids": (_DIGIT,), "documents": ()}
 """What the field may be, or be a list of, for a single input."""
-_LISTED = {"input": (b'"', b"["), "texts": (b'"',), "ids": (b"[",), "documents": (b'"', b"{")}
+_LISTED: dict[FieldKind, tuple[bytes, ...]] = {
+    "input": (b'"', b"["),
+    "text": (),
+    "texts": (b'"',),
+    "ids": (b"[",),
+    "documents": (b'"', b"{"),
+}
 _ELEMENTS = {
     "input": msgspec.json.Decoder(str | int | list[int]),
     "texts": msgspec.json.Decoder(str),
@@ -59,7 +65,8 @@ class FieldReader:
 
     def can_read(self) -> bool:
         """Whether the value here is a list, or a text where one may stand alone; the rest is for the parser to refuse."""
-        return self._cursor.peek() == b"[" or (self._cursor.peek() == b'"' and b'"' in _ALONE[self._kind])
+        char = self._cursor.peek()
+        return (char == b"[" and bool(_LISTED[self._kind])) or (char == b'"' and b'"' in _ALONE[self._kind])
 
     def read(self) -> Inputs:
         """The inputs. Raises Problem (400), and AbandonedError."""
@@ -138,7 +145,7 @@ class FieldReader:
         except RecursionError:
             raise invalid("the body is nested too deeply", None) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-            raise not_json(str(problem)) from None
+            raise explain_syntax(content, str(problem), label) from None
         return document.text
 
     def _read_text(self, label: str) -> str:
@@ -207,7 +214,16 @@ class FieldReader:
         except msgspec.ValidationError as problem:
             raise explain_type(str(problem), label, first) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-            raise not_json(str(problem)) from None
+            raise self._find_text(content, label, first) or not_json(str(problem)) from None
+
+    def _find_text(self, content: bytes, label: str, first: int) -> Problem | None:
+        """The refusal of a text among the ids, which may hold what looks like the end of the list."""
+        before, quote, _ = content.partition(b'"')
+        before = before.rstrip(b" \t\r\n")
+        if not quote or (not before.endswith(b",") and before):
+            return None
+        ids = self._decode_ids(before[:-1], label, first)
+        return explain_type("Expected `int`, got `str`", f"{label}[{first + len(ids)}]")
 
 
 def _unbounded() -> None:

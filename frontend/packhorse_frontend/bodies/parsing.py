@@ -35,7 +35,7 @@ class BodyParser:
         except RecursionError:
             raise invalid("the body is nested too deeply", None) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-            raise _explain_syntax(body, str(problem)) from None
+            raise explain_syntax(body, str(problem)) from None
 
 
 def explain_type(problem: str, root: str = "", first: int = 0) -> Problem:
@@ -76,8 +76,9 @@ def not_json(problem: str) -> Problem:
     return invalid(f"the body is not valid JSON: {problem[:1].lower()}{problem[1:]}", None)
 
 
-def _explain_syntax(body: bytes, problem: str) -> Problem:
-    """Why bytes are not JSON. A lone surrogate is looked for, since msgspec has no clear word for it."""
+def explain_syntax(body: bytes, problem: str, root: str = "") -> Problem:
+    """Why bytes are not JSON. A lone surrogate is looked for, since msgspec has no clear word for it. For a part of a body,
+    ``root`` is where it stands."""
     if b"\\ud" in body or b"\\uD" in body or "UTF-8" in problem:
         try:
             content = json.loads(body.decode("utf-8", "surrogateescape"))
@@ -86,6 +87,8 @@ def _explain_syntax(body: bytes, problem: str) -> Problem:
         place = _find_surrogate(content) if isinstance(content, dict) else None
         if place is not None:
             field, label = place
+            if root:
+                field, label = re.split(r"[.\[]", root, maxsplit=1)[0], f"{root}.{label}"
             return invalid(f"{label}: {_NO_TEXT}", field)
         if content is not None:  # so that a text somewhere deeper is the only thing that can be wrong
             return invalid(f"the body {_NO_TEXT}", None)
@@ -93,11 +96,16 @@ def _explain_syntax(body: bytes, problem: str) -> Problem:
 
 
 def _find_surrogate(content: dict[str, Any]) -> tuple[str | None, str] | None:
-    """The first field of a body with a string that cannot be encoded: its name, and its name with the index."""
+    """The first field of a body with a string that cannot be encoded: its name, and where within it that is: the index, and the
+    field of an object."""
     for field, value in content.items():
         for index, each in enumerate(value) if isinstance(value, list) else ((None, value),):
+            label = field if index is None else f"{field}[{index}]"
             if isinstance(each, str) and not _is_encodable(each):
-                return field, field if index is None else f"{field}[{index}]"
+                return field, label
+            for name, text in each.items() if isinstance(each, dict) else ():
+                if isinstance(text, str) and not _is_encodable(text):
+                    return field, f"{label}.{name}"
     return None
 
 

@@ -13,6 +13,7 @@ import re
 import socket
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from packhorse_shared.addresses import Address, bind, check_port_is_free, is_stale_socket, resolve
@@ -34,16 +35,17 @@ def listen(http: HttpSettings, run_dir: RunDir) -> list[socket.socket]:
     """
     if http.uds is not None:
         return [_listen_unix(Path(http.uds).expanduser().absolute())]
-    is_first = lock_address(http, run_dir.path)
-    if is_first:
-        check_port_is_free(http)
+    lock_address(http, run_dir.path, when_first=lambda: check_port_is_free(http))
     return [_listen(address, http) for address in resolve(http)]
 
 
-def lock_address(http: HttpSettings, run_dir: Path, folder: Path = _LOCK_FOLDER) -> bool:
+def lock_address(
+    http: HttpSettings, run_dir: Path, folder: Path = _LOCK_FOLDER, *, when_first: Callable[[], None] = lambda: None
+) -> bool:
     """Take this process's share of the address's lock, for its life; returns whether no other process has one.
 
-    Raises CannotStartError when the frontends of another run directory hold it.
+    ``when_first`` is called in that case, before any other frontend can have a share and so listen. Raises what it raises,
+    and CannotStartError when the frontends of another run directory hold the lock.
     """
     name = re.sub(r"[^A-Za-z0-9.:_-]", "_", http.host)
     path = folder / f"packhorse-{os.geteuid()}-{name}-{http.port}.lock"
@@ -57,8 +59,8 @@ def lock_address(http: HttpSettings, run_dir: Path, folder: Path = _LOCK_FOLDER)
         raise CannotStartError(f"port: the lock file {path} is not a file of user {os.geteuid()}; remove it")
     own = os.fsencode(run_dir)
     is_first = _try_lock(descriptor, fcntl.LOCK_EX)
-    if is_first and os.pread(descriptor, _LONGEST_PATH_BYTES, 0) != own:  # else nothing is to be written, even to a full disk
-        _write(descriptor, own, path)
+    if is_first:
+        _begin(descriptor, own, path, when_first)
     deadline = time.monotonic() + _LOCK_WITHIN_S
     # Going from an exclusive lock to a shared one lets go in between (flock(2)): another may write first, so look again.
     while not _try_lock(descriptor, fcntl.LOCK_SH):
@@ -75,13 +77,19 @@ def lock_address(http: HttpSettings, run_dir: Path, folder: Path = _LOCK_FOLDER)
     return is_first
 
 
-def _write(descriptor: int, content: bytes, path: Path) -> None:
+def _begin(descriptor: int, own: bytes, path: Path, when_first: Callable[[], None]) -> None:
+    """What the first one does that has the lock, while it has it alone. The lock is given back when that fails."""
     try:
-        os.pwrite(descriptor, content, 0)
-        os.ftruncate(descriptor, len(content))
+        when_first()
+        if os.pread(descriptor, _LONGEST_PATH_BYTES, 0) != own:  # else nothing is to be written, even to a full disk
+            os.pwrite(descriptor, own, 0)
+            os.ftruncate(descriptor, len(own))
     except OSError as problem:
         os.close(descriptor)
         raise CannotStartError(f"port: cannot write the lock file {path}: {problem.strerror}") from None
+    except CannotStartError:
+        os.close(descriptor)
+        raise
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:

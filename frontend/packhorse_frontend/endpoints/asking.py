@@ -39,6 +39,15 @@ class Asked:
             return found
         return read_input(getattr(self.request, name), name, self.serving.max_inputs, self.serving.model.vocabulary_rows)
 
+    def text(self, name: str) -> str | None:
+        """A single text, if there is one."""
+        found = self.found.get(name)
+        if found is not None:
+            assert isinstance(found, Texts), name
+            return found.texts[0]
+        text: str | None = getattr(self.request, name)
+        return text
+
     def texts(self, name: str) -> Texts:
         """Texts or documents, checked. Raises Problem (400)."""
         found = self.found.get(name)

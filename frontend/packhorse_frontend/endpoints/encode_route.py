@@ -12,6 +12,7 @@ from packhorse_frontend.bodies.body import BodyShare, read_body
 from packhorse_frontend.bodies.inputs import TokenizedInputs
 from packhorse_frontend.client import RequestFailedError
 from packhorse_frontend.endpoints.asking import Body, Endpoint, Question
+from packhorse_frontend.endpoints.deadline import in_time, out_of_time, timeout_message
 from packhorse_frontend.endpoints.reading import BodyReader
 from packhorse_frontend.endpoints.serving import Serving, admit
 from packhorse_frontend.exchange import Encoded
@@ -39,9 +40,10 @@ class EncodeRoute:
         deadline = asyncio.get_running_loop().time() + http.request_timeout
         admit(self._state)  # there is no use in reading the body of what will be refused
         timing = scope["state"]["timing"] = Timing()
-        with self._state.body_memory.share() as share:
-            body = await read_body(scope, receive, http.max_body_bytes, share)
-            answer = await while_connected(receive, self._answer(body, deadline, share, timing))
+        with self._state.body_memory.share(next(iter(self._endpoint.fields))) as share:
+            # The body is not kept here: it is gone before the answer is there.
+            work = self._answer(await read_body(scope, receive, http.max_body_bytes, share), deadline, share, timing)
+            answer = await while_connected(receive, work)
             if isinstance(answer, bytes):
                 await send_whole(send, answer, timing.headers())
             else:
@@ -49,9 +51,10 @@ class EncodeRoute:
 
     async def _answer(self, body: bytes, deadline: float, share: BodyShare, timing: Timing) -> Body:
         serving = admit(self._state)
-        question = await self._reader.read(body, serving, self._endpoint.read)
-        del body
-        tokens, options = await self._tokenize(question, serving, timing)
+        async with in_time(deadline, self._state.http):
+            question = await self._reader.read(body, serving, self._endpoint.read)
+            del body
+            tokens, options = await self._tokenize(question, serving, timing)
         if tokens.truncated:
             count_truncated(self._state.meter, tokens.truncated)
         admit(self._state)  # the queue may have filled meanwhile
@@ -82,7 +85,7 @@ class EncodeRoute:
         timing.inputs, timing.tokens = len(tokens.lengths), len(tokens.ids)
         timing.asked_at = time.monotonic()
         if asyncio.get_running_loop().time() >= deadline:
-            raise from_failure(ErrorCode.TIMEOUT, self._timeout_message(), 0, None)
+            raise out_of_time(self._state.http)
         try:
             encoded = await self._state.client.encode(
                 tokens.ids,
@@ -94,7 +97,7 @@ class EncodeRoute:
             )
         except RequestFailedError as problem:
             failure = problem.failure
-            message = self._timeout_message() if failure.code is ErrorCode.TIMEOUT else failure.message
+            message = timeout_message(self._state.http) if failure.code is ErrorCode.TIMEOUT else failure.message
             place = (
                 None if failure.index is None else (question.naming.label(failure.index), question.naming.param(failure.index))
             )
@@ -102,9 +105,6 @@ class EncodeRoute:
         timing.answered_at = time.monotonic()
         timing.queue_ms, timing.encode_ms = encoded.queue_ms, encoded.encode_ms
         return encoded
-
-    def _timeout_message(self) -> str:
-        return f"the request was not done within {self._state.http.request_timeout:g} s (--request_timeout)"
 
 
 def _check_ids(tokens: TokenizedInputs, serving: Serving) -> None:

@@ -24,7 +24,7 @@ class BodyReader:
     def __init__(self, state: FrontendState, body: type[Any], fields: Fields) -> None:
         self._state = state
         self._parser = BodyParser(body)
-        self._fields = fields
+        self.fields = fields
 
     async def read(self, body: bytes, serving: Serving, use: Callable[[Asked], T]) -> T:
         """What ``use`` makes of the body; it is called where the body is read. Raises Problem (400, 404)."""
@@ -34,7 +34,7 @@ class BodyReader:
 
         def work() -> T:
             limits = InputLimits(serving.max_inputs, serving.model.vocabulary_rows)
-            found = read_large_body(body, self._parser, self._fields, limits, is_abandoned.is_set)
+            found = read_large_body(body, self._parser, self.fields, limits, is_abandoned.is_set)
             return use(self._checked(Asked(found[0], serving, found[1])))
 
         try:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from packhorse_frontend.bodies.inputs import TokenizedInputs
+from packhorse_frontend.bodies.large_body import Fields
 from packhorse_frontend.bodies.naming import Naming
 from packhorse_frontend.endpoints.answers import new_answer_id, write_list
 from packhorse_frontend.endpoints.asking import Asked, Body, Endpoint, Question
@@ -44,15 +45,16 @@ def _read(asked: Asked, version: int) -> Question:
     request: RerankRequest = asked.request
     serving, model = asked.serving, asked.serving.model
     require_pairs(serving, "rerank")
-    if request.query is None:
+    query = asked.text("query")
+    if query is None:
         raise invalid("query is required: what the documents are ranked for", "query")
-    if not request.query:
+    if not query:
         raise invalid("query is empty", "query")
     if version == 2 and request.top_n == 0:
         raise invalid("top_n is 0; leave it out for all results, or ask for at least 1", "top_n")
     documents = asked.texts("documents").texts
     work = PairWork(
-        texts=[(request.query, document) for document in documents],
+        texts=[(query, document) for document in documents],
         first_index=0,
         naming=Naming.of("documents", len(documents), listed=True),
         query_naming=Naming.of("query", 1, listed=False),
@@ -104,5 +106,6 @@ def _warning(tokens: TokenizedInputs) -> str:
     return f"{which} cut: too long for the model, or for max_tokens_per_doc"
 
 
-RERANK_V1 = Endpoint(RerankRequest, {"documents": "documents"}, partial(_read, version=1))
-RERANK_V2 = Endpoint(RerankRequest, {"documents": "documents"}, partial(_read, version=2))
+_FIELDS: Fields = {"documents": "documents", "query": "text"}
+RERANK_V1 = Endpoint(RerankRequest, _FIELDS, partial(_read, version=1))
+RERANK_V2 = Endpoint(RerankRequest, _FIELDS, partial(_read, version=2))

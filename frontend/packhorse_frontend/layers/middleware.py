@@ -126,18 +126,15 @@ def log_problem(problem: Problem, request_id: str) -> None:
     log.log(level, "request failed", extra=extra)
 
 
-class RefuseWhileDraining:
-    """During a stop: new requests get 503, and every answer ends its connection."""
+class CloseWhileDraining:
+    """During a stop every answer ends its connection, also one that says what failed: it is around those that make these."""
 
     def __init__(self, app: ASGIApp, is_draining: Callable[[], bool]) -> None:
         self._app = app
         self._is_draining = is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, unless the server stops."""
-        if scope["type"] == "http" and self._is_draining() and scope["path"] not in _DRAINING_PATHS:
-            message = "the server is stopping"
-            raise unavailable(ErrorCode.DRAINING, message, _DRAIN_RETRY_S, closes=True, is_rejection=True)
+        """Pass a request on."""
 
         async def send_closing(message: Message) -> None:
             if message["type"] == "http.response.start" and self._is_draining():
@@ -147,6 +144,21 @@ class RefuseWhileDraining:
             await send(message)
 
         await self._app(scope, receive, send_closing)
+
+
+class RefuseWhileDraining:
+    """During a stop new requests get 503."""
+
+    def __init__(self, app: ASGIApp, is_draining: Callable[[], bool]) -> None:
+        self._app = app
+        self._is_draining = is_draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, unless the server stops."""
+        if scope["type"] == "http" and self._is_draining() and scope["path"] not in _DRAINING_PATHS:
+            message = "the server is stopping"
+            raise unavailable(ErrorCode.DRAINING, message, _DRAIN_RETRY_S, is_rejection=True)
+        await self._app(scope, receive, send)
 
 
 class RequireKey:

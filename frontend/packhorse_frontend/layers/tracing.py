@@ -2,19 +2,21 @@
 
 See https://opentelemetry.io/docs/specs/semconv/http/http-spans for the names, https://www.w3.org/TR/trace-context for the
 header. Spans are made when the request is over, of the moments that were noted on the way (``timing.py``), and leave in a
-thread of the library's; while nobody takes them they are dropped.
+thread of the library's; while nobody takes them they are dropped, which two lines tell of: when that begins and when it ends.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Sequence
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -22,8 +24,13 @@ from packhorse_frontend.layers.following import EndedRequest
 from packhorse_frontend.timing import Timing
 from packhorse_shared import __version__
 
+log = logging.getLogger(__name__)
+
+CLOSE_WITHIN_S = 3.0
+"""How long a stop waits for the collector to take what is left. The library would try for half a minute."""
 _NS = 1_000_000_000
 _EXPORT_TIMEOUT_S = 5
+_LONGEST_COMPLAINT = 500
 _OPERATORS = "operators"
 """Probes and scrapes are not traced: they come every few seconds and nobody asks after them."""
 _propagator = TraceContextTextMapPropagator()
@@ -31,8 +38,50 @@ _propagator = TraceContextTextMapPropagator()
 
 def open_exporter(endpoint: str) -> SpanProcessor:
     """Sends spans to an OTLP collector over HTTP, from a thread, in batches."""
-    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
-    return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S))
+    return BatchSpanProcessor(_Collector(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)))
+
+
+class _Collector(SpanExporter):
+    """Passes spans on, and tells when they are no longer taken and when they are again. The library says so for each batch."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._complaints = _Complaints()
+        self._is_failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Returns whether they were taken."""
+        try:
+            result = self._exporter.export(spans)
+        except Exception as problem:  # else the library would say so for each batch
+            result, self._complaints.last = SpanExportResult.FAILURE, repr(problem)[:_LONGEST_COMPLAINT]
+        is_failing = result is not SpanExportResult.SUCCESS
+        if is_failing and not self._is_failing:
+            message = "the collector takes no traces (otlp_traces_endpoint): they are dropped until it does"
+            log.warning(message, extra={"reason": self._complaints.last})
+        elif self._is_failing and not is_failing:
+            log.info("the collector takes traces again")
+        self._is_failing = is_failing
+        return result
+
+    def shutdown(self) -> None:
+        """Close what sends."""
+        self._exporter.shutdown()
+
+
+class _Complaints(logging.Handler):
+    """Keeps what the exporter last had to complain of, instead of the library's lines: some quote what clients send."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.last = ""
+        library = logging.getLogger("opentelemetry")
+        library.setLevel(logging.ERROR)
+        library.handlers, library.propagate = [logging.NullHandler()], False
+        logging.getLogger("opentelemetry.exporter").handlers = [self]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()[:_LONGEST_COMPLAINT]
 
 
 class Tracing:
@@ -79,8 +128,13 @@ class Tracing:
             child.end(clock.at(began + took_s))
 
     def close(self) -> None:
-        """Send what is left. Takes some seconds where nobody takes it."""
-        self._provider.shutdown()
+        """Send what is left. Takes up to ``CLOSE_WITHIN_S`` where nobody takes it: then it is dropped."""
+        # Not joined, and no thread that Python joins at its end: the library cannot be interrupted.
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(CLOSE_WITHIN_S)
+        if closing.is_alive():
+            log.warning("the collector does not take the last traces: they are dropped", extra={"waited_s": CLOSE_WITHIN_S})
 
 
 _HEADERS = frozenset({b"traceparent", b"tracestate"})

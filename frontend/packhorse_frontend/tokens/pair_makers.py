@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -178,11 +179,27 @@ def parts_of(layout: PairLayout, *, has_segments: bool) -> list[Part]:
 
 
 def _runs(encoding: Encoding, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """First token and the one behind the last of each place (in characters). Tokens that reach over its ends are not in it."""
-    starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    """First token and the one behind the last of each place (in characters). Tokens that reach over its ends are not in it.
+
+    Looked up token by token: a list of all offsets holds the interpreter for a quarter of a second where a document is long.
+    """
+    tokens = range(len(encoding))
+
+    def span(token: int) -> tuple[int, int]:
+        return encoding.token_to_chars(token) or (0, 0)
+
+    def is_empty(token: int) -> bool:
+        start, end = span(token)
+        return start >= end
+
     runs, done = [], 0
     for first, last in places:
-        inside = np.flatnonzero((starts >= first) & (ends <= last) & (ends > starts))
-        start, done = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (done, done)
+        start = bisect_left(tokens, first, key=lambda token: span(token)[0])
+        end = bisect_right(tokens, last, key=lambda token: span(token)[1])
+        while start < end and is_empty(start):
+            start += 1
+        while start < end and is_empty(end - 1):
+            end -= 1
+        start, done = (start, end) if start < end else (done, done)
         runs.append((start, done))
     return runs

@@ -83,6 +83,12 @@ def find_room(work: PairWork, index: int, size: Size) -> int:
     """How many tokens of a document stay. Raises Problem (400) where it must be cut and may not, or none would stay."""
     most, setting = work.limit, f"--{work.rule.setting}" if work.limit == work.rule.limit else "truncate_prompt_tokens"
     room = (most - size.around) // size.shown
+    if room < 1 and size.around + size.shown <= work.rule.limit:
+        raise invalid(
+            f"truncate_prompt_tokens is {most}, but {_query_label(work, index)} and what stands around the texts are "
+            f"{size.around} tokens; use at least {size.around + size.shown}",
+            "truncate_prompt_tokens",
+        )
     if room < 1:
         raise refuse_query(
             work,
@@ -130,7 +136,11 @@ def read_query(work: PairWork, query: str, index: int, encode: Callable[[str], E
 def refuse_query(work: PairWork, index: int, why: str) -> Problem:
     """The 400 for the query of a pair."""
     place = _query_place(work, index)
-    return invalid(f"{work.query_naming.label(place)} {why}", work.query_naming.param(place), "input_too_long")
+    return invalid(f"{_query_label(work, index)} {why}", work.query_naming.param(place), "input_too_long")
+
+
+def _query_label(work: PairWork, index: int) -> str:
+    return work.query_naming.label(_query_place(work, index))
 
 
 def _query_place(work: PairWork, index: int) -> int:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -21,6 +22,8 @@ from packhorse_frontend.tokens.texts import TextTokenizer, TextWork
 _CHARS_PER_ERRAND = 16_384
 _CHARS_PER_SLICE = 65_536
 _TEXTS_PER_SLICE = 256
+_LARGEST_INLINE_IDS = 1 << 20
+"""So many are joined on the event loop: a millisecond."""
 
 T = TypeVar("T")
 W_contra = TypeVar("W_contra", contravariant=True)
@@ -77,7 +80,9 @@ class TokenizerPool:
             return await self._put(reader, work)
         futures = [self._put(reader, each) for each in slices]
         try:
-            return _join([await future for future in futures])
+            parts = [await future for future in futures]
+            is_large = sum(len(part.ids) for part in parts) > _LARGEST_INLINE_IDS
+            return await self.run(partial(_join, parts)) if is_large else _join(parts)
         finally:
             for future in futures:
                 future.cancel()

@@ -17,13 +17,15 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from packhorse_frontend.bodies.inputs import LengthRule, TokenizedInputs
+from packhorse_frontend.bodies.inputs import Ids, LengthRule, TokenizedInputs
 from packhorse_frontend.bodies.naming import Naming
 from packhorse_frontend.problems import invalid
 from packhorse_frontend.tokens.long_texts import AbandonedError, encode_long, is_long, steps
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
 
 _SAMPLES = ("a", "the", "1", "0", ".")
+_IDS_PER_ARRAY = 65_536
+"""Ids that are lists at a time: an int takes nine times an int32, and millions hold the interpreter while they are read."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class TextTokenizer:
                 "truncate_prompt_tokens",
             )
         lists: list[list[int]] = []
-        truncated = 0
+        arrays: list[Ids] = []
+        lengths: list[int] = []
+        truncated = listed = 0
         for index, encoding, is_whole in self._encode(work, is_abandoned):
             ids, is_cut = self._cut(encoding, work)
             if len(ids) > work.rule.limit:
@@ -73,9 +77,14 @@ class TextTokenizer:
             if not ids and not work.may_be_empty:
                 raise invalid(f"{work.naming.label(index)} has no tokens", work.naming.param(index))
             lists.append(ids)
+            lengths.append(len(ids))
+            listed += len(ids)
+            if listed >= _IDS_PER_ARRAY:
+                arrays.append(_joined(lists, listed))
+                lists, listed = [], 0
             truncated += is_cut or not is_whole
-        lengths = list(map(len, lists))
-        return TokenizedInputs(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(lengths)), lengths, truncated)
+        arrays.append(_joined(lists, listed))
+        return TokenizedInputs(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), lengths, truncated)
 
     def detokenize(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         """The text of each list of ids; an id that the tokenizer does not know gives none."""
@@ -124,6 +133,10 @@ class TextTokenizer:
             return ids, False
         suffix = self._suffix_tokens if work.add_special_tokens else 0
         return ids[: limit - suffix] + ids[len(ids) - suffix :], True
+
+
+def _joined(lists: Sequence[Sequence[int]], count: int) -> Ids:
+    return np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=count)
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:

@@ -24,11 +24,11 @@ def make_standin(t_model: Path) -> Iterator[StandInFactory]:
 
 @contextlib.contextmanager
 def standins(model: Path) -> Iterator[StandInFactory]:
-    """``make(*flags, environment=..., **traps)`` until the end of the block."""
+    """``make(*flags, folder=..., environment=..., **traps)`` until the end of the block. ``folder``: another model's."""
     made: list[StandInStack] = []
 
-    def make(*flags: str, environment: dict[str, str] | None = None, **traps: Any) -> StandInStack:
-        made.append(StandInStack(*flags, model=model, traps=Traps(**traps), environment=environment))
+    def make(*flags: str, folder: Path | None = None, environment: dict[str, str] | None = None, **traps: Any) -> StandInStack:
+        made.append(StandInStack(*flags, model=folder or model, traps=Traps(**traps), environment=environment))
         return made[-1]
 
     try:

@@ -47,6 +47,8 @@ class Traps(msgspec.Struct, frozen=True, kw_only=True):
     dimension: int = DIMENSION
     """A multiple of ``DIMENSION``: rows are ``row_of`` over and over. Looked at when a worker loads."""
     load_s: float = 0.0
+    is_reranker: bool = False
+    """Whether it scores pairs of texts (``score_of``). Looked at when a worker loads."""
     logs_ids: bool = True
     """Whether the ids of what is computed are noted, or only how many inputs."""
 
@@ -69,14 +71,22 @@ def row_of(ids: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float32]:
     return np.array([array.size, array.sum(), array[0], array[-1], *hashes], dtype=np.float32)
 
 
-def facts_of(name: str) -> Any:
+def score_of(words: Sequence[int] | NDArray[np.int32], *, is_scored: bool) -> float:
+    """What a stand-in for a reranker gives for these words, exactly: below 1 as a score, from 2 to 3 as a logit."""
+    score = (zlib.crc32(np.asarray(words, dtype="<i4").tobytes()) & _SIXTEEN_BITS) / (_SIXTEEN_BITS + 1)
+    return score if is_scored else score + 2
+
+
+def facts_of(name: str, traps: Traps | None = None) -> Any:
     """The ``ModelFacts`` of the stand-in: those of the tiny model whose tokenizer the frontends use."""
     from packhorse_shared.messages import ModelFacts
 
+    is_reranker, dimension = (traps.is_reranker, traps.dimension) if traps else (False, DIMENSION)
     return ModelFacts(
         name=name,
-        task="embedding",
-        dimension=DIMENSION,
+        task="rerank" if is_reranker else "embedding",
+        dimension=1 if is_reranker else dimension,
+        segments=2 if is_reranker else 1,
         max_seq_len=64,
         dtype="float32",
         vocabulary_rows=128,
@@ -111,7 +121,7 @@ class StandIn:
             os.kill(os.getpid(), signal.SIGKILL)
         if np.isin(tokens, traps.hang).any():
             time.sleep(_HANG_S)
-        rows = np.concatenate([np.tile(row_of(each), self.facts.dimension // DIMENSION) for each in ids])
+        rows = np.concatenate([self._row(each, option.scored) for each, option in zip(ids, options, strict=True)])
         ends = began + takes_s
         time.sleep(max(0.0, ends - time.monotonic()))
         if traps.raises_every and tokens.tolist() != list(CANARY):
@@ -119,6 +129,11 @@ class StandIn:
             if self._batches % traps.raises_every == 0:
                 raise RuntimeError("the stand-in does not like every batch")
         return EncodedBatch(rows, [self.facts.dimension] * len(ids), [])
+
+    def _row(self, words: NDArray[np.int32], is_scored: bool) -> NDArray[np.float32]:
+        if self.facts.task == "rerank":
+            return np.array([score_of(words, is_scored=is_scored)], dtype=np.float32)
+        return np.tile(row_of(words), self.facts.dimension // DIMENSION)
 
     def memory_bytes(self) -> int | None:
         return None
@@ -147,9 +162,9 @@ def _load(settings: Any, _place: Any) -> StandIn:
 
     most_tokens = settings.batching.max_num_tokens
     limits = WorkerLimits(settings.batching.max_batch_size, most_tokens if isinstance(most_tokens, int) else 8192)
-    standin = StandIn(facts_of(served_names(settings.model)[0]), limits, Path(os.environ[FOLDER_VARIABLE]))
+    standin = StandIn(None, limits, Path(os.environ[FOLDER_VARIABLE]))
     traps = standin.traps()
-    standin.facts = msgspec.structs.replace(standin.facts, dimension=traps.dimension)
+    standin.facts = facts_of(served_names(settings.model)[0], traps)
     time.sleep(traps.load_s)
     return standin
 

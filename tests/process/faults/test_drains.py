@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -102,6 +104,31 @@ def test_sigterm_under_load(make_standin: StandInFactory, aims: Aims, frontends:
     assert logged(stack, r"drained requests_dropped=(\d+)") == ["0"]
     aims.note("connections reset as a server that stops closes its socket", len(lost.of(*RESET).sent), "", at_most=0)
     aims.note("slowest refusal of a server that stops", 1000 * refused.slowest_s, "ms", at_most=100)
+
+
+def test_all_parts_stopped_at_once_under_load(make_standin: StandInFactory) -> None:
+    """``supervisorctl stop all`` signals every process without waiting for any: workers hand back what nobody will run. It is
+    refused soon, not after the whole grace."""
+    variables = {"PACKHORSE_WORKERS_PER_DEVICE": "2", "PACKHORSE_MAX_BATCH_SIZE": "4"}
+    stack = make_standin(environment=variables, batch_s=0.02, input_s=0.02)
+    stack.start_under_supervisord().wait_ready(2)
+    with Load(stack.port, random_questions(SEED, inputs=10), rate=100, seed=SEED) as load:
+        wait_until(lambda: (queued_inputs(stack) or 0) >= 200, 30, "a queue")
+        told = time.monotonic()
+        supervisorctl = [sys.executable, "-m", "supervisor.supervisorctl", "-s", f"unix://{stack.run_dir / SOCKET_NAME}"]
+        subprocess.run([*supervisorctl, "stop", "all"], check=True, capture_output=True, timeout=60)
+        stopped = time.monotonic()
+    report = load.report()
+    print(f"seed {SEED}: {report}; stopped after {stopped - told:.2f} s")
+    lost = report.where(lambda sent: sent.sent > told and bool(sent.problem) and sent.problem != "hung")
+    report.assert_invariant(may_be_lost=lambda sent: sent in lost.sent)
+    assert set(report.counts) - set(lost.counts) == {200, 503}
+    assert stopped - told < 10
+    waited = report.of(503).where(lambda sent: sent.sent < told)
+    assert waited.sent, "nothing waited at the stop, else this test shows nothing"
+    assert {(sent.code, sent.headers.get(b"connection")) for sent in waited.sent} == {("draining", b"close")}
+    assert len(logged(stack, "all workers have left")) == 1
+    assert stack.stop() == 0
 
 
 def _pids(stack: StandInStack) -> list[int]:

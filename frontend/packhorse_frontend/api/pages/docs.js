@@ -73,7 +73,7 @@ function article(operation, description) {
     isPage ? null : tryIt(operation, body),
     fields.length ? make("h3", {}, "Answer") : null,
     fields.length ? fieldTable(fields, false) : null,
-    fields.length ? make("details", {}, make("summary", {}, "Its form"), make("pre", {}, JSON.stringify(sample(json.schema), null, 2))) : null,
+    fields.length ? make("details", {}, make("summary", {}, "Example"), make("pre", {}, JSON.stringify(sample(json.schema), null, 2))) : null,
     make("details", {}, make("summary", {}, "Statuses and headers"), statusTable(operation), headerTable(answer)),
   );
 }

@@ -15,7 +15,7 @@ function kindsOf(schema) {
 /** A type in words, such as `text or list of 1 to 2,048 texts`. */
 function typeWords(schema) {
   const kinds = kindsOf(schema).map((kind) => oneType(kind));
-  return kinds.length ? kinds.join(" or ") : "only null";
+  return kinds.length ? kinds.join(" or ") : "not for this model";
 }
 
 function oneType(kind, isMany = false) {
