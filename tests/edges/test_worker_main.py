@@ -14,7 +14,7 @@ from packhorse_shared.key_folders import make_keys, read_worker_keys
 from packhorse_shared.run_dir import RunDir
 from packhorse_shared.settings import BatchingSettings, ModelSettings, Settings, WorkerSettings
 from packhorse_worker import joining
-from packhorse_worker.__main__ import _parser, _place, main
+from packhorse_worker.__main__ import _parser, _place, main, spinning
 from packhorse_worker.joining import join
 from packhorse_worker.meeting import RemoteBroker
 
@@ -157,3 +157,8 @@ def test_what_cannot_be_joined_is_one_clear_line(flags: list[str], reason: str, 
     line = capsys.readouterr().err
     assert line.startswith(f"packhorse worker: {reason}")
     assert line.count("\n") == 1
+
+
+def test_how_threads_wait_is_set_unless_somebody_did() -> None:
+    assert spinning({}) == {"GOMP_SPINCOUNT": "10000"}
+    assert spinning({"OMP_WAIT_POLICY": "ACTIVE"}) == spinning({"GOMP_SPINCOUNT": "7"}) == {}
