@@ -106,4 +106,6 @@ def test_an_input_that_costs_workers(stack: Stack, questions: list[Question], se
     assert {each.code for each in found.sent} == {"worker_died"}
     assert len(logged(stack, "worker lost|worker killed")) - before == 3
     others.assert_invariant()
-    assert set(others.counts) == {200}
+    # Two workers may both be dead at once: then who comes is told so. Three and more are never all gone (test_poison.py).
+    assert set(others.counts) <= {200, 503}
+    assert {each.code for each in others.sent if each.status == 503} <= {"no_worker", "loading"}
