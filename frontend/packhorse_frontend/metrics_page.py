@@ -11,24 +11,16 @@ from prometheus_client.utils import floatToGoString
 from starlette.requests import Request
 from starlette.responses import Response
 
-from packhorse_frontend.problems import unavailable
 from packhorse_frontend.state import FrontendState
 from packhorse_shared import metrics as table
-from packhorse_shared.messages import ErrorCode
 from packhorse_shared.meter import Reading, readings_of
 
-_TIMEOUT_S = 2.0
 _UNITS_IN_NAMES = ("seconds", "bytes", "ratio")
 
 
 async def metrics(request: Request, state: FrontendState) -> Response:
     """The metrics of the whole server. Raises Problem (503) when the broker does not answer."""
-    if not state.client.is_connected():
-        raise unavailable(ErrorCode.NO_WORKER, "the broker does not answer", 1)
-    try:
-        report = await state.client.metrics(_TIMEOUT_S)
-    except TimeoutError:
-        raise unavailable(ErrorCode.NO_WORKER, f"the broker did not answer within {_TIMEOUT_S:g} s", 1) from None
+    report = await state.ask_broker(state.client.metrics)
     body, content_type = render_metrics(report.values, request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
 

@@ -23,7 +23,6 @@ from packhorse_frontend.state import FrontendState
 from packhorse_shared import __version__
 from packhorse_shared.messages import ErrorCode
 
-_STATUS_TIMEOUT_S = 2.0
 _ENCODING = {
     "/v1/embeddings": EMBEDDINGS,
     "/embeddings": EMBEDDINGS,
@@ -81,12 +80,7 @@ async def _health(_request: Request, state: FrontendState) -> Response:
 
 async def _status(_request: Request, state: FrontendState) -> Response:
     """The broker's report."""
-    if not state.client.is_connected():
-        raise unavailable(ErrorCode.NO_WORKER, "the broker does not answer", 1)
-    try:
-        report = await state.client.status(_STATUS_TIMEOUT_S)
-    except TimeoutError:
-        raise unavailable(ErrorCode.NO_WORKER, f"the broker did not answer within {_STATUS_TIMEOUT_S:g} s", 1) from None
+    report = await state.ask_broker(state.client.status)
     return _json(msgspec.structs.replace(report, version=__version__))
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from packhorse_frontend.bodies.body import BodyMemory
 from packhorse_frontend.client import BrokerClient
 from packhorse_frontend.gate import find_outage, input_limit
-from packhorse_frontend.problems import Problem
+from packhorse_frontend.problems import Problem, unavailable
 from packhorse_frontend.tokens.pairs import PairTokenizer
 from packhorse_frontend.tokens.pool import TokenizerPool
 from packhorse_frontend.tokens.texts import TextTokenizer
-from packhorse_shared.messages import ModelFacts
+from packhorse_shared.messages import ErrorCode, ModelFacts
 from packhorse_shared.meter import Meter
 from packhorse_shared.settings import HttpSettings
+
+_BROKER_TIMEOUT_S = 2.0
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -45,6 +51,16 @@ class FrontendState:
         return find_outage(
             self.client.state, is_connected=self.client.is_connected(), is_tokenizer_loaded=self.tokenizer is not None
         )
+
+    async def ask_broker(self, question: Callable[[float], Awaitable[T]]) -> T:
+        """What the broker tells of itself: ``client.status`` or ``client.metrics``. Raises Problem (503) when it does not."""
+        if not self.client.is_connected():
+            raise unavailable(ErrorCode.NO_WORKER, "the broker does not answer", 1)
+        try:
+            return await question(_BROKER_TIMEOUT_S)
+        except TimeoutError:
+            message = f"the broker did not answer within {_BROKER_TIMEOUT_S:g} s"
+            raise unavailable(ErrorCode.NO_WORKER, message, 1) from None
 
     def model(self) -> ModelFacts | None:
         """What is known of the model, None before a worker was ready."""
