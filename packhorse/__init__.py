@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from packhorse_shared.errors import ModelFilesError
+    from packhorse_shared.graph_config import EncodeCudaGraphConfig, EncodeExtraInputSpec
     from packhorse_worker.engine.api.encoder import Encoder
     from packhorse_worker.engine.api.llm import LLM
     from packhorse_worker.engine.api.output import EncodeError, EncoderOutput
 
-__all__ = ["LLM", "EncodeError", "Encoder", "EncoderOutput", "ModelFilesError"]
+__all__ = [
+    "LLM",
+    "EncodeCudaGraphConfig",
+    "EncodeError",
+    "EncodeExtraInputSpec",
+    "Encoder",
+    "EncoderOutput",
+    "ModelFilesError",
+]
 
 _HOMES = {
+    "EncodeCudaGraphConfig": "packhorse_shared.graph_config",
+    "EncodeExtraInputSpec": "packhorse_shared.graph_config",
     "EncodeError": "packhorse_worker.engine.api.output",
     "Encoder": "packhorse_worker.engine.api.encoder",
     "EncoderOutput": "packhorse_worker.engine.api.output",

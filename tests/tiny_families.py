@@ -86,6 +86,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "convbert": ("ConvBertConfig", {**_ENCODER, "embedding_size": HIDDEN, "conv_kernel_size": 5}, "bert", "mean"),
 }
 
+DISTURBED_BY_PADDING = {"fnet", "convbert"}
+PADDED = {"mpnet", "deberta-v2", "xlnet", "t5", "gemma2", *DISTURBED_BY_PADDING}
+"""Families that compute attention in their own way, or with a bias or a soft cap."""
+
 
 def build_family(folder: Path, name: str, **changes: Any) -> Path:
     """The model of a family, not normalized. ``changes`` go into its configuration."""

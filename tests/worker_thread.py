@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ LIMITS = m.WorkerLimits(4, 256)
 class FakeModel:
     """Gives (sum of ids, prompt tokens) as the vector of an input; a batch can be held up or made to fail."""
 
+    overlaps = False
+
     def __init__(self) -> None:
         self.facts = FACTS
         self.limits = LIMITS
@@ -31,13 +33,14 @@ class FakeModel:
         self.failure: Exception | None = None
         self.begun = 0
 
-    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[m.EncodeOptions]) -> EncodedBatch:
+    def start_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[m.EncodeOptions]) -> Callable[[], EncodedBatch]:
         self.begun += 1
         assert self.gate.wait(20)
         if self.failure is not None:
             raise self.failure
         rows = [(each.sum(), option.prompt_tokens) for each, option in zip(ids, options, strict=True)]
-        return EncodedBatch(np.array(rows, dtype=np.float32).ravel(), [2] * len(ids), [])
+        batch = EncodedBatch(np.array(rows, dtype=np.float32).ravel(), [2] * len(ids), [])
+        return lambda: batch
 
     def memory_bytes(self) -> int | None:
         return None
@@ -46,8 +49,15 @@ class FakeModel:
 class RunningWorker:
     """``run_worker`` in a thread of the test."""
 
-    def __init__(self, meeting: MeetingPoint, *, supervised: bool = True, give_up_after_s: float = 30.0) -> None:
-        self.model = FakeModel()
+    def __init__(
+        self,
+        meeting: MeetingPoint,
+        *,
+        supervised: bool = True,
+        give_up_after_s: float = 30.0,
+        model: FakeModel | None = None,
+    ) -> None:
+        self.model = model or FakeModel()
         self.loaded = threading.Event()
         self.load_error: Exception | None = None
         self.exits: list[int] = []

@@ -58,6 +58,7 @@ def _audit_workers(ledger: Ledger) -> None:
     assert set(fleet.idle) == {worker for worker in fleet.live() if not worker.in_flight}
     for worker in fleet.workers.values():
         assert len(worker.in_flight) <= CREDITS
+        assert len(worker.in_flight) == 1 or not any(batch.is_suspect for batch in worker.in_flight), "a suspect in company"
         assert not (worker.is_silent and worker.in_flight)
         assert not (worker.state in (WorkerState.LOADING, WorkerState.TESTED) and worker.in_flight)
         assert worker.canary is None or (worker.state is WorkerState.TESTED and not worker.is_silent)

@@ -27,7 +27,7 @@ def left(ledger: Ledger, event: e.WorkerLeft) -> None:
 
 
 def lost(ledger: Ledger, event: e.WorkerLost) -> None:
-    """A worker died: what it ran is suspect, what it had at hand goes back."""
+    """A worker died: what it had begun is suspect, what it had at hand behind that goes back."""
     worker = ledger.fleet.workers.get(event.worker)
     if worker is None:
         return
@@ -48,7 +48,7 @@ def refuse(ledger: Ledger, identity: bytes, reason: str, **fields: int) -> None:
 
 
 def kill(ledger: Ledger, worker: Worker, reason: str, *, blame: bool) -> None:
-    """End a worker that will not do better. With ``blame``, what it ran is charged."""
+    """End a worker that will not do better. With ``blame``, what it had begun is charged."""
     _take_work(ledger, worker, blame="the workers that ran this input had to be killed" if blame else None)
     ledger.retire(worker, has_died=worker.state is not WorkerState.DRAINING)
     ledger.meter.count(measures.WORKER_EXITS["killed"])
@@ -68,11 +68,12 @@ def abandoned_at(ledger: Ledger) -> float | None:
 
 
 def _take_work(ledger: Ledger, worker: Worker, *, blame: str | None) -> int:
-    """Take everything away from a worker; with ``blame``, what it ran is charged. Returns the number of inputs."""
-    running, at_hand = ledger.fleet.reclaim(worker)
+    """Take everything away from a worker; with ``blame``, what it had begun is charged. Returns the number of inputs."""
+    begun, at_hand = ledger.fleet.reclaim(worker)
     ledger.put_back(at_hand)
-    if running is not None and blame is None:
-        ledger.put_back([running])
-    elif running is not None and blame is not None:
-        ledger.charge(running, ErrorCode.WORKER_DIED, blame, is_deadly=True)
-    return sum(len(batch.items) for batch in (running, *at_hand) if batch is not None)
+    if blame is None:
+        ledger.put_back(reversed(begun))
+    else:
+        for batch in begun:
+            ledger.charge(batch, ErrorCode.WORKER_DIED, blame, is_deadly=True)
+    return sum(len(batch.items) for batch in (*begun, *at_hand))

@@ -42,6 +42,7 @@ def greeted(ledger: Ledger, event: e.WorkerGreeted) -> None:
     if worker.state in (WorkerState.LOADING, WorkerState.TESTED):
         worker.facts = hello.model
         worker.limits = ledger.rules.limits_of(hello.limits)
+        worker.overlaps = hello.limits.overlaps
         test(ledger, worker)
     else:
         ledger.actions.append(e.TellWorker(event.worker, Join(ledger.boot_id)))

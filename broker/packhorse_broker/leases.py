@@ -102,6 +102,8 @@ class Worker:
     facts: ModelFacts | None = None
     limits: Limits | None = None
     """Both None while it loads."""
+    overlaps: bool = False
+    """Whether it begins the batch at hand while the first one runs: then either may be what it dies of."""
     idle_beats: int = 0
     """Beats in a row that told of no batch."""
     in_flight: list[Batch] = field(default_factory=list)
@@ -253,12 +255,13 @@ class Fleet:
                 return batch
         return None
 
-    def reclaim(self, worker: Worker) -> tuple[Batch | None, list[Batch]]:
-        """Take everything away from a worker: the batch that ran, and those at hand that had not begun."""
+    def reclaim(self, worker: Worker) -> tuple[list[Batch], list[Batch]]:
+        """Take everything away from a worker: what it may have begun, and what it had at hand behind that."""
         batches, worker.in_flight = worker.in_flight, []
         self.suspect_batches -= sum(batch.is_suspect for batch in batches)
         self.refresh(worker)
-        return (batches[0], batches[1:]) if batches else (None, [])
+        most_begun = CREDITS if worker.overlaps else 1
+        return batches[:most_begun], batches[most_begun:]
 
     def remove(self, worker: Worker) -> None:
         """Forget a worker, whose work was reclaimed."""

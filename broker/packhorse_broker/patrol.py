@@ -69,10 +69,10 @@ def _check(ledger: Ledger, worker: Worker) -> None:
 def _move_work(ledger: Ledger, worker: Worker) -> None:
     worker.is_silent, worker.canary = True, None
     ledger.meter.count(measures.SILENCES)
-    running, at_hand = ledger.fleet.reclaim(worker)
+    begun, at_hand = ledger.fleet.reclaim(worker)
     ledger.put_back(at_hand)
-    if running is not None:
-        ledger.move_silent(running)
+    for batch in reversed(begun):
+        ledger.move_silent(batch)
 
 
 def _next_check(ledger: Ledger, worker: Worker) -> float:

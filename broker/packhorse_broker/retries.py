@@ -1,11 +1,13 @@
 """Inputs whose worker died: who is to blame is found without harming the others.
 
-Each death charges an attempt to every input of the batch that ran. The first attempt was a batch of n; the second is made in
+Each death charges an attempt to every input of the batch that ran, and of the next one too where the worker had begun it
+(``WorkerLimits.overlaps``): any of them may be what it died of. The first attempt was a batch of n; the second is made in
 groups of about sqrt(n), the third alone. An input that fails the third is the guilty one, after exactly three deaths whatever
 the batch size, and its neighbours of the first batch are long served. Groups are never mixed with other inputs and run one at
-a time, so that the other workers keep serving. The last worker that is left is spared while others are on their way back: if a
-group kills that one too, nobody serves at all. Only of two workers the second one takes a first retry at once: most deaths are
-no input's fault, and waiting for a reload would be the rule there.
+a time, with nothing else on their worker: so who was charged in bad company passes, and the other workers keep serving. The
+last worker that is left is spared while others are on their way back: if a group kills that one too, nobody serves at all. Only
+of two workers the second one takes a first retry at once: most deaths are no input's fault, and waiting for a reload would be
+the rule there.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def _is_free(ledger: Ledger, worker: Worker) -> None:
         ledger.log(e.WARNING, f"worker never got {what}: it is sent again", worker=worker.name, pid=worker.pid)
         if worker.canary is not None:
             test(ledger, worker)
-        running, at_hand = ledger.fleet.reclaim(worker)
-        ledger.put_back([*at_hand, *([running] if running is not None else [])])
+        begun, at_hand = ledger.fleet.reclaim(worker)
+        ledger.put_back([*at_hand, *reversed(begun)])
 
 
 def finished(ledger: Ledger, event: e.BatchFinished) -> None:

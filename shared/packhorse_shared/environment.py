@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from packhorse_shared.errors import SettingsError
+from packhorse_shared.graph_config import read_graph_config, refuse_extra_inputs
 from packhorse_shared.load import MAX_VALUE_CHARACTERS, Given, did_you_mean, to_text
 from packhorse_shared.settings import Settings, flags
 
@@ -74,6 +75,9 @@ def _is_of_kubernetes(variable: str, text: str) -> bool:
 
 def _decode_tree(variable: str, text: str) -> dict[str, object]:
     try:
-        return msgspec.json.decode(text, type=dict[str, object])
+        found = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
         raise SettingsError(variable, "is no JSON object; write this setting in the YAML file of --config") from None
+    if read_graph_config(found, variable).extra_model_inputs:
+        refuse_extra_inputs(f"{variable}.extra_model_inputs")
+    return found

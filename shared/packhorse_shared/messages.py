@@ -27,7 +27,7 @@ from msgspec import Meta
 from packhorse_shared.meter import CELLS, FRONTEND_CELLS
 from packhorse_shared.settings import MAX_BATCH_INPUTS, MAX_FRONTENDS, MAX_INPUTS, MAX_PROCESSES, MAX_TOKENS
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_LABELS = 4096
 MAX_CANARY_TOKENS = 16
 MAX_FACTS_BYTES = 60_000
@@ -161,10 +161,11 @@ class ModelFacts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
 
 
 class WorkerLimits(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What one worker takes in one batch."""
+    """What one worker takes in one batch, and whether it begins a second one before the first one is answered."""
 
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_BATCH_INPUTS)]
     max_num_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    overlaps: bool = False
 
 
 # ---- frontend -> broker ----

@@ -68,7 +68,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cuda_graph_config: Annotated[
         dict[str, Any] | None,
         Meta(
-            description="CUDA graphs to capture at start; checked, and without effect in this release",
+            description="CUDA graphs to capture at start on a GPU: the lists batch_sizes, num_tokens and seq_lens (or "
+            "max_batch_size, max_num_token and max_seq_len, up to which they are generated), and enable_padding",
             extra={"yaml_only": True},
         ),
     ] = None
@@ -82,7 +83,7 @@ class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = 32
     max_num_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | Literal["auto"],
-        Meta(description="most tokens in one forward pass; auto sizes it from free memory"),
+        Meta(description="most tokens in one forward pass; auto sizes it from free memory, and on a GPU from measured speed"),
     ] = 8192
     max_queue_delay: Annotated[
         Annotated[float, Meta(ge=0, le=60)] | Literal["auto"],

@@ -6,19 +6,22 @@ number. They then go through the same conversion as flags.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 from packhorse_shared.errors import SettingsError
+from packhorse_shared.graph_config import GraphConfigError, read_graph_config, refuse_extra_inputs
 from packhorse_shared.load import Given, did_you_mean
 from packhorse_shared.settings import Flag, flags
 
 MAX_YAML_BYTES = 1 << 18
 _MAX_DEPTH = 16
 _NULL = "tag:yaml.org,2002:null"
+_INTEGER = "tag:yaml.org,2002:int"
+_DECIMAL = re.compile(r"[+-]?(0|[1-9]\d{0,18})", re.ASCII)
 _PARALLELISM = {
     "tensor_parallel_size",
     "tensor_parallel",
@@ -35,18 +38,6 @@ _PARALLELISM = {
     "moe_cluster_parallel_size",
 }
 _EXTRA_INPUTS = "extra_model_inputs"
-
-
-class CudaGraphConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys and types of ``cuda_graph_config``; the worker decides what to capture."""
-
-    batch_sizes: list[int] | None = None
-    num_tokens: list[int] | None = None
-    seq_lens: list[int] | None = None
-    enable_padding: bool = False
-    max_batch_size: int | None = None
-    max_num_token: int | None = None
-    max_seq_len: int | None = None
 
 
 def from_yaml(path: Path) -> dict[str, Given]:
@@ -129,36 +120,38 @@ def _given(flag: Flag, label: str, node: yaml.Node, path: Path) -> Given:
     return Given(label, texts)
 
 
-def check_graph_config(label: str, found: Any) -> dict[str, Any]:
-    """The keys and values of a ``cuda_graph_config``. Raises SettingsError that names the setting as ``label``."""
-    known = ", ".join(CudaGraphConfig.__struct_fields__)
-    if not isinstance(found, dict):
-        raise SettingsError(label, f"must hold some of {known}")
-    config: dict[str, Any] = dict(found)
-    if config.pop(_EXTRA_INPUTS, None):
-        raise SettingsError(label, f"{_EXTRA_INPUTS} is not supported in this release")
+def _graph_config(label: str, node: yaml.Node, path: Path) -> dict[str, Any]:
+    """The ``cuda_graph_config`` as it is written, once it is found to be right; a message names the line of what is not."""
+    if not isinstance(node, yaml.MappingNode):
+        return read_graph_config(_plain(label, node), label).to_dict()  # raises: it is none
+    lines: dict[str | None, str] = {None: label}
+    config: dict[str, Any] = {}
+    for key, child in _entries(path, node):
+        lines[key] = f"{path}:{child.start_mark.line + 1}: cuda_graph_config.{key}"
+        if key == _EXTRA_INPUTS:
+            _refuse_extra_inputs(lines[key], child)
+        else:
+            config[key] = _plain(lines[key], child)
     try:
-        msgspec.convert(config, CudaGraphConfig)
-    except (msgspec.ValidationError, RecursionError) as problem:
-        raise SettingsError(label, f"{' '.join(str(problem).split())[:200]}; it holds {known}") from None
+        read_graph_config(config)
+    except GraphConfigError as problem:
+        raise SettingsError(lines.get(problem.field, label), problem.problem) from None
     return config
 
 
-def _graph_config(label: str, node: yaml.Node, path: Path) -> dict[str, Any]:
-    if not isinstance(node, yaml.MappingNode):
-        raise SettingsError(label, f"must hold some of {', '.join(CudaGraphConfig.__struct_fields__)}")
-    for key, child in _entries(path, node):
-        if key == _EXTRA_INPUTS:
-            _refuse_extra_inputs(f"{path}:{child.start_mark.line + 1}: cuda_graph_config.{key}", child)
+def _plain(label: str, node: yaml.Node) -> Any:
+    """The value of a node. Whole numbers are decimal here: YAML 1.1 reads 010 as 8, and 1:30 as 90."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(label, each) for each in node.value]
+    if isinstance(node, yaml.ScalarNode) and node.tag == _INTEGER:
+        return int(node.value) if _DECIMAL.fullmatch(node.value) else str(node.value)
     loader = yaml.SafeLoader("")
     try:
-        config = loader.construct_document(node)
+        return loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as problem:
-        reason = " ".join(str(problem).split())[:200]
-        raise SettingsError(label, f"{reason}; it holds {', '.join(CudaGraphConfig.__struct_fields__)}") from None
+        raise SettingsError(label, " ".join(str(problem).split())[:200]) from None
     finally:
         loader.dispose()
-    return check_graph_config(label, config)
 
 
 def _refuse_parallelism(label: str, node: yaml.Node) -> None:
@@ -173,9 +166,5 @@ def _refuse_parallelism(label: str, node: yaml.Node) -> None:
 
 
 def _refuse_extra_inputs(label: str, node: yaml.Node) -> None:
-    if node.tag == _NULL or node.value == []:
-        return
-    raise SettingsError(
-        label,
-        "an HTTP request carries texts or token ids only, so a server cannot feed them; use packhorse.Encoder in Python",
-    )
+    if node.tag != _NULL and node.value != []:
+        refuse_extra_inputs(label)

@@ -181,11 +181,15 @@ class BrokerMachine(RuleBasedStateMachine):
     # ---- workers ----
 
     @precondition(lambda self: len(self.workers) < 3)
-    @rule(limit=st.sampled_from([MAX_NUM_TOKENS, MAX_NUM_TOKENS, 12]), sings=st.sampled_from([True, True, False]))
-    def join(self, limit: int, sings: bool = True) -> None:
+    @rule(
+        limit=st.sampled_from([MAX_NUM_TOKENS, MAX_NUM_TOKENS, 12]),
+        sings=st.sampled_from([True, True, False]),
+        overlaps=st.booleans(),
+    )
+    def join(self, limit: int, sings: bool = True, overlaps: bool = False) -> None:
         self.last_worker += 1
         name = f"w{self.last_worker}"
-        limits = m.WorkerLimits(max_batch_size=100, max_num_tokens=limit)
+        limits = m.WorkerLimits(max_batch_size=100, max_num_tokens=limit, overlaps=overlaps)
         self.workers[name] = _Process(name, limits)
         self.feed(announce(name))
         self.feed(hello(name, limits=limits))
@@ -248,7 +252,8 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), leaves=st.booleans())
     def drain_worker(self, data: st.DataObject, leaves: bool) -> None:
         worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
-        returned, worker.open = worker.open[1:], worker.open[:1]
+        begun = 2 if worker.limits.overlaps else 1
+        returned, worker.open = worker.open[begun:], worker.open[:begun]
         worker.is_draining = True
         self.feed(e.WorkerDrained(worker.name.encode(), [batch.work.batch_id for batch in returned]))
         if leaves:

@@ -16,9 +16,10 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from packhorse import LLM, Encoder, ModelFilesError
+from packhorse import LLM, EncodeCudaGraphConfig, Encoder, ModelFilesError
 from packhorse_shared.cores import usable_cores
-from packhorse_worker.engine.api import opening, progress
+from packhorse_worker.engine import progress
+from packhorse_worker.engine.api import opening
 from packhorse_worker.engine.api.arguments import find_device
 from tiny_models import HIDDEN, build_t
 
@@ -55,9 +56,9 @@ def test_properties(encoder: Encoder) -> None:
         ({"device": "gpu"}, "device: 'gpu' is not allowed; give auto, cpu, cuda, or cuda:1"),
         ({"device": "mps"}, "device: mps is not supported"),
         ({"device": None}, "device: None is not allowed"),
-        ({"cuda_graph_config": {"batch_size": [1]}}, "cuda_graph_config: .*batch_size.*it holds batch_sizes"),
-        ({"cuda_graph_config": [1]}, "cuda_graph_config: must hold some of batch_sizes"),
-        ({"cuda_graph_config": {"extra_model_inputs": [1]}}, "cuda_graph_config: extra_model_inputs is not supported"),
+        ({"cuda_graph_config": {"batch_size": [1]}}, r"cuda_graph_config\.batch_size: .*did you mean batch_sizes\?"),
+        ({"cuda_graph_config": [1]}, r"cuda_graph_config: is \[1\], and must be a mapping, which holds batch_sizes"),
+        ({"cuda_graph_config": {"seq_lens": []}}, r"cuda_graph_config\.seq_lens: is an empty list"),
     ],
     ids=str,
 )
@@ -97,10 +98,11 @@ def test_settings_reach_the_model(t_model: Path) -> None:
     assert torch.equal(vector, tokens[0])
 
 
-def test_graphs_have_no_effect_yet_and_say_so_once(t_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), Encoder(t_model, cuda_graph_config={"batch_sizes": [1, 8]}):
+@pytest.mark.parametrize("config", [{"batch_sizes": [1, 8]}, EncodeCudaGraphConfig(batch_sizes=[1, 8])], ids=["dict", "object"])
+def test_graphs_have_no_effect_on_a_cpu_and_say_so_once(t_model: Path, caplog: pytest.LogCaptureFixture, config: Any) -> None:
+    with caplog.at_level(logging.WARNING), LLM(t_model, encode_only=True, device="cpu", cuda_graph_config=config):
         pass
-    assert [each.getMessage().partition(" in this")[0] for each in caplog.records] == ["cuda_graph_config has no effect"]
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["cuda_graph_config has no effect on a CPU"]
 
 
 @pytest.mark.parametrize("threads", [usable_cores() + 3, 1])
@@ -142,7 +144,7 @@ def test_shutdown_frees_the_model(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="shut down"):
             encoder.encode(inputs)
     with pytest.raises(RuntimeError, match="shut down"):
-        encoder.encode_batch([], [])
+        encoder.start_batch([], [])()
 
 
 def test_several_threads_share_an_encoder(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +228,8 @@ class Terminal(io.StringIO):
 def test_a_bar_for_long_lists_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, asked: bool | None, inputs: int, stream: io.StringIO, bar: str
 ) -> None:
-    monkeypatch.setattr(progress, "_LONG_LIST_INPUTS", 3)
     monkeypatch.setattr("sys.stderr", stream)
-    with progress.progress_bar(inputs, asked) as advance:
+    with progress.progress_bar("encoding", inputs, asked, many=3) as advance:
         for _ in range(inputs if bar else 0):
             assert advance is not None
             advance(1)
@@ -257,7 +258,7 @@ def test_what_a_worker_makes_loads_no_tokenizer(t_model: Path, monkeypatch: pyte
     folder = read_model_folder(t_model, settings)
     encoder = Encoder.from_settings(folder, "t", settings, BatchingSettings(), CPU)
     monkeypatch.setattr("packhorse_worker.engine.api.texts.read_tokenizer", lambda _: pytest.fail("the tokenizer was loaded"))
-    batch = encoder.encode_batch([np.array(ids, dtype=np.int32) for ids in ([2, 10, 3], [999])], [EncodeOptions()] * 2)
+    batch = encoder.start_batch([np.array(ids, dtype=np.int32) for ids in ([2, 10, 3], [999])], [EncodeOptions()] * 2)()
     assert (batch.row_values, [each.index for each in batch.failures]) == ([HIDDEN, 0], [1])
     assert torch.equal(torch.from_numpy(batch.values), encoder.encode([2, 10, 3]).logits)
     encoder.shutdown()
@@ -281,7 +282,7 @@ def test_the_name_that_tensorrt_llm_users_know(t_model: Path) -> None:
 def test_settings_errors_are_value_errors_of_one_line(t_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from packhorse_shared.errors import SettingsError
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise SettingsError("normalize", "cannot be used")
 
     monkeypatch.setattr(opening, "load_runner", refuse)

@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 from packhorse_shared.errors import ModelFilesError
 from packhorse_worker.engine.runner import Runner
 from reference import Vectors, ids_of, reference_vectors, runner_of, texts_up_to, vectors_of
-from tiny_families import FAMILIES, build_family
+from tiny_families import DISTURBED_BY_PADDING, FAMILIES, PADDED, build_family
 from tiny_models import ROWS, build_t, save_transformer
 
-_DISTURBED_BY_PADDING = {"fnet", "convbert"}
-_PADDED = {"mpnet", "deberta-v2", "xlnet", "t5", "gemma2", *_DISTURBED_BY_PADDING}
-"""Families that compute attention in their own way, or with a bias or a soft cap."""
 _FLOAT32_ONLY = {"xlnet", "fnet"}
 """transformers' code for them does not run in bfloat16 on a CPU."""
 TEXTS = texts_up_to(14, 7)
@@ -73,8 +70,8 @@ def test_a_batch_gives_what_each_text_gives_alone(family: Family) -> None:
 
 
 def test_what_cannot_be_packed_is_padded(family: Family) -> None:
-    assert family.runner.pipeline.is_packed == (family.name not in _PADDED)
-    assert ["equal length" in each for each in family.warnings] == [True] * (family.name in _DISTURBED_BY_PADDING)
+    assert family.runner.pipeline.is_packed == (family.name not in PADDED)
+    assert ["equal length" in each for each in family.warnings] == [True] * (family.name in DISTURBED_BY_PADDING)
 
 
 @pytest.mark.parametrize("place", ["alone", "first", "last", "between"])

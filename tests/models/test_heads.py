@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.batch import Extra, Input
 from packhorse_worker.engine.runner import Runner
 from reference import ids_of, runner_of, texts_up_to
 from tiny_heads import HEADS, NO, YES, build_causal_reranker, build_cross_encoder, build_head
@@ -25,7 +25,7 @@ Ids = Sequence[NDArray[np.int32]]
 
 
 def logits_of(runner: Runner, ids: Ids, types: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-    extras: list[dict[str, torch.Tensor]] = [{"token_type_ids": each} for each in types] if types else [{}] * len(ids)
+    extras = [{"token_type_ids": Extra.of_tokens(each)} for each in types] if types else [{}] * len(ids)
     outcome = runner.run([Input(each, extras=extra) for each, extra in zip(ids, extras, strict=True)])
     assert outcome.failures == []
     return [row for row in outcome.rows if row is not None]

@@ -17,7 +17,7 @@ from packhorse_shared.errors import ModelFilesError, PackhorseError, SettingsErr
 from packhorse_shared.settings import ModelSettings
 from packhorse_worker.engine.files.model_folder import TokenLimit, read_model_folder
 from packhorse_worker.engine.files.modules import Normalize, Pooling
-from packhorse_worker.engine.load import find_max_seq_len
+from packhorse_worker.engine.limits import find_max_seq_len
 from packhorse_worker.engine.memory import auto_num_tokens
 from reference import ids_of, runner_of, vectors_of
 from tiny_models import build_l, build_t, build_x, write_json

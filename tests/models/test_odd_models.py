@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.lanes.lane import How
 from reference import runner_of
 from tiny_families import build_family
 from tiny_models import SIZES, build_x, save_tokenizer, save_transformer, write_parts
@@ -37,7 +38,7 @@ def _build(folder: Path, config: Any) -> Path:
 def _largest_difference(folder: Path, inputs: list[list[int]]) -> float:
     """Of all token vectors of a batch, from those of transformers one input at a time."""
     runner = runner_of(folder)
-    outcome = runner.run([Input(np.array(ids, dtype=np.int32)) for ids in inputs], per_token=True)
+    outcome = runner.run([Input(np.array(ids, dtype=np.int32)) for ids in inputs], How(per_token=True))
     assert outcome.failures == []
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.inference_mode():

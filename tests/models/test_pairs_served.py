@@ -118,7 +118,7 @@ def test_ids_and_scores_are_those_of_a_cross_encoder(tmp_path: Path, name: str) 
                 if facts.segments > 1:
                     assert (each >> SEGMENT_SHIFT).tolist() == expected["token_type_ids"][0].tolist(), pair
             scores = [reference.predict([list(pair)], prompt=asked, show_progress_bar=False)[0] for pair in TEXTS]
-            batch = encoder.encode_batch(words, [EncodeOptions(scored=True)] * len(words))
+            batch = encoder.start_batch(words, [EncodeOptions(scored=True)] * len(words))()
             assert (batch.failures, batch.row_values) == ([], [1] * len(words))
             assert batch.values.dtype == np.dtype("<f4")
             np.testing.assert_allclose(batch.values, np.array(scores), rtol=0, atol=1e-5)
@@ -129,10 +129,10 @@ def test_scores_and_logits_in_one_batch(tmp_path: Path, name: str) -> None:
     """And a failed input among them has no row at all."""
     with Encoder(RERANKERS[name](tmp_path / "model")) as encoder:
         words = words_of(tmp_path / "model", encoder.facts, TEXTS[:4], "")
-        logits = encoder.encode_batch(words, [EncodeOptions()] * 4).values
-        scores = encoder.encode_batch(words, [EncodeOptions(scored=True)] * 4).values
+        logits = encoder.start_batch(words, [EncodeOptions()] * 4)().values
+        scores = encoder.start_batch(words, [EncodeOptions(scored=True)] * 4)().values
         words.insert(1, np.array([5, 999], dtype=np.int32))
-        mixed = encoder.encode_batch(words, [EncodeOptions(scored=number % 2 == 0) for number in range(5)])
+        mixed = encoder.start_batch(words, [EncodeOptions(scored=number % 2 == 0) for number in range(5)])()
     assert [each.index for each in mixed.failures] == [1]
     assert mixed.row_values == [1, 0, 1, 1, 1]
     assert not np.allclose(logits, scores)
@@ -155,7 +155,7 @@ def test_a_real_tokenizer(tmp_path: Path, minilm_folder: Path) -> None:
     expected = [reference.predict([list(pair)], show_progress_bar=False)[0] for pair in pairs]
     with Encoder(folder) as encoder:
         words = words_of(folder, encoder.facts, pairs, "")
-        found = encoder.encode_batch(words, [EncodeOptions(scored=True)] * 3).values
+        found = encoder.start_batch(words, [EncodeOptions(scored=True)] * 3)().values
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -172,5 +172,5 @@ def test_a_pair_cut_by_the_frontend_scores_as_the_cross_encoder_cuts_it(tmp_path
         work = PairWork([pair], 0, naming, naming, "", False, rule, cuts=True, most_document_tokens=None)
         tokens = PairTokenizer(ModelTokenizer(read_tokenizer(folder)), encoder.facts).tokenize(work, lambda: False)
         assert (tokens.lengths, tokens.cut) == ([64], (0,))
-        found = encoder.encode_batch([tokens.ids], [EncodeOptions(scored=True)]).values
+        found = encoder.start_batch([tokens.ids], [EncodeOptions(scored=True)])().values
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

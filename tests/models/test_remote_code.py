@@ -72,7 +72,7 @@ def test_vectors_are_those_of_one_input_at_a_time(build: Build, oddity: str, is_
         outputs = encoder.encode(INPUTS, batch_indexed_model_output=False)
         assert encoder._runner is not None
         assert encoder._runner.pipeline.is_packed == is_packed
-        modules = list(encoder._runner.pipeline._forward._transformer.modules())  # type: ignore[attr-defined]
+        modules = list(encoder._runner.pipeline.transform._transformer.modules())  # type: ignore[attr-defined]
     assert any(isinstance(each, JoinedPart) for each in modules) == joins
     assert any(isinstance(each, OneDnnLinear) for each in modules) == packs
     for each, own in zip(outputs, _alone(folder, "OddModel"), strict=True):

@@ -17,6 +17,7 @@ from packhorse_worker.backend import DeviceLostError
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.budget import TokenBudget
 from packhorse_worker.engine.grouping import PackedGrouping, PaddedGrouping
+from packhorse_worker.engine.lanes.lane import DirectLane, How
 from packhorse_worker.engine.runner import Outcome, Runner
 
 Inputs = Sequence[Input]
@@ -39,6 +40,9 @@ class FakePipeline:
         """Padded area of each forward."""
         return [len(group) * max(group) for group in self.groups]
 
+    def gives_tokens(self, *, per_token: bool) -> bool:
+        return per_token
+
     def forward(self, inputs: Inputs, *, per_token: bool = False, constants: Any = None) -> torch.Tensor:
         self.groups.append([len(each) for each in inputs])
         self._trouble(inputs)
@@ -52,7 +56,8 @@ def runner_with(
 ) -> tuple[Runner, FakePipeline]:
     facts = model_facts(max_seq_len=50)
     pipeline = FakePipeline(trouble)
-    return Runner(pipeline, facts, WorkerLimits(32, max_num_tokens), grouping), pipeline  # type: ignore[arg-type] # a stand-in
+    stand_in: Any = pipeline
+    return Runner(stand_in, DirectLane(stand_in), facts, WorkerLimits(32, max_num_tokens), grouping), pipeline
 
 
 def inputs(*rows: list[int]) -> list[Input]:
@@ -191,7 +196,7 @@ def test_progress_is_told_of_every_input_once() -> None:
 
 def test_token_outputs_are_split_by_length() -> None:
     runner, _ = runner_with(nothing)
-    outcome = runner.run(inputs([1, 2, 3], [4], [5, 6]), per_token=True)
+    outcome = runner.run(inputs([1, 2, 3], [4], [5, 6]), How(per_token=True))
     assert [row.tolist() for row in outcome.rows if row is not None] == [[[1], [2], [3]], [[4]], [[5], [6]]]
 
 

@@ -32,7 +32,7 @@ def arrays(*lists: list[int]) -> list[np.ndarray]:
 
 def test_segments_reach_the_model(encoder: Encoder) -> None:
     """In a batch with inputs that have none, each gets what it gets alone."""
-    pair, plain, again = encoder.encode_batch(arrays(PAIR, PLAIN, PAIR), [EncodeOptions()] * 3).values
+    pair, plain, again = encoder.start_batch(arrays(PAIR, PLAIN, PAIR), [EncodeOptions()] * 3)().values
     types = torch.tensor([0, 0, 0, 1, 1])
     expected = [encoder.encode(PLAIN, token_type_ids=types).logits, encoder.encode(PLAIN).logits]
     np.testing.assert_allclose([pair, plain, again], [float(expected[0]), float(expected[1]), float(expected[0])], atol=1e-5)
@@ -52,17 +52,17 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("scored", [True, False])
 def test_words_that_no_frontend_makes_fail_alone(encoder: Encoder, name: str, *, scored: bool) -> None:
-    batch = encoder.encode_batch(arrays(PAIR, HOSTILE[name], PLAIN), [EncodeOptions(scored=scored)] * 3)
+    batch = encoder.start_batch(arrays(PAIR, HOSTILE[name], PLAIN), [EncodeOptions(scored=scored)] * 3)()
     assert [(each.index, each.message) for each in batch.failures] == [
         (1, "token ids must be one or more from 0 to 127, in segments 0 to 1")
     ]
     assert batch.row_values == [1, 0, 1]
-    alone = encoder.encode_batch(arrays(PAIR, PLAIN), [EncodeOptions(scored=scored)] * 2)
+    alone = encoder.start_batch(arrays(PAIR, PLAIN), [EncodeOptions(scored=scored)] * 2)()
     np.testing.assert_allclose(batch.values, alone.values, atol=1e-6)
 
 
 def test_a_batch_of_which_nothing_can_be_read(encoder: Encoder) -> None:
-    batch = encoder.encode_batch(arrays([-5], [5 * SEGMENT]), [EncodeOptions(scored=True)] * 2)
+    batch = encoder.start_batch(arrays([-5], [5 * SEGMENT]), [EncodeOptions(scored=True)] * 2)()
     assert [each.index for each in batch.failures] == [0, 1]
     assert len(batch.values) == 0
 
@@ -73,7 +73,7 @@ def test_without_segments_a_word_is_the_id(tmp_path: Path) -> None:
     [read] = read_words(arrays([2, large]), [EncodeOptions(prompt_tokens=1)], 1)
     assert (read.ids.tolist(), read.prompt_tokens, read.extras) == ([2, large], 1, {})
     with Encoder(build_t(tmp_path / "t")) as embedder:
-        batch = embedder.encode_batch(arrays([2, 10, 3], PAIR), [EncodeOptions()] * 2)
+        batch = embedder.start_batch(arrays([2, 10, 3], PAIR), [EncodeOptions()] * 2)()
     assert [(each.index, each.message) for each in batch.failures] == [(1, "token ids must be one or more from 0 to 127")]
 
 

@@ -5,7 +5,7 @@ The loop knows this protocol only, so it runs (and is tested) without torch; the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,10 +37,17 @@ class Backend(Protocol):
     facts: ModelFacts
     limits: WorkerLimits
 
-    def encode_batch(self, words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
-        """Encode a batch: one int32 array of words (see ``messages.py``) and one ``EncodeOptions`` per input.
+    overlaps: bool
+    """Whether the device runs beside the host: then the next batch is started before the one before it is finished."""
 
-        An input that fails is in ``failures`` and harms no other. Raises DeviceLostError when the process must end.
+    def start_batch(self, words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> Callable[[], EncodedBatch]:
+        """Start to encode a batch: one int32 array of words (see ``messages.py``) and one ``EncodeOptions`` per input.
+
+        Where batches overlap this returns when the device was told what to do. What is returned waits for the results, in any
+        thread, without holding the interpreter's lock, and is called once, in the order in which the batches were started; the
+        arrays of the result are written to no more. ``words`` live until then.
+
+        An input that fails is in ``failures`` and harms no other. Both raise DeviceLostError when the process must end.
         """
 
     def memory_bytes(self) -> int | None:

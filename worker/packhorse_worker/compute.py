@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from packhorse_shared.codec import MAX_MESSAGE_BYTES
 from packhorse_shared.errors import EXIT_CANNOT_START, ModelFilesError, PackhorseError, SettingsError
-from packhorse_shared.messages import BYTES_PER_VALUE, MAX_FACTS_BYTES, ErrorCode, ModelFacts, WorkerLimits
+from packhorse_shared.messages import BYTES_PER_VALUE, MAX_FACTS_BYTES, ModelFacts, WorkerLimits
 from packhorse_shared.watchdog import Watchdog
-from packhorse_worker.answers import answer, failed, inputs_of
 from packhorse_worker.backend import Backend, DeviceLostError
-from packhorse_worker.desk import Task
 from packhorse_worker.loop import EXIT_FAULT, GIVE_UP_AFTER_S, Link
 from packhorse_worker.meeting import MeetingPoint
-from packhorse_worker.orders import Answer, Break, Finish, Ready, WorkerIdentity
+from packhorse_worker.orders import Break, Finish, Ready, WorkerIdentity
+from packhorse_worker.running import run_in_turn, run_overlapped
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +59,10 @@ def _load_and_compute(link: Link, load: Callable[[], Backend]) -> int:
         backend = load()
         _check_facts(backend.facts)
         _check_answers(backend.facts, backend.limits)
+    except DeviceLostError as problem:
+        log.critical("the model could not be loaded: %s", problem)
+        link.order(Break())
+        return EXIT_FAULT
     except PackhorseError as problem:
         log.error("cannot start: %s", problem)  # noqa: TRY400 (the message says all; a traceback would hide it)
         link.order(Finish(str(problem)[:_MOST_REASON]))
@@ -70,17 +72,10 @@ def _load_and_compute(link: Link, load: Callable[[], Backend]) -> int:
         link.order(Break())
         return EXIT_FAULT
     link.memory_bytes = backend.memory_bytes()
-    link.order(Ready(backend.facts, backend.limits))
-    while (task := link.desk.take()) is not None:
-        try:
-            outcome = _encode(task, backend)
-        except DeviceLostError as problem:
-            log.critical("the device is lost, ending: %s", problem)
-            link.order(Break())
-            return EXIT_FAULT
-        link.desk.finished()
-        link.order(outcome)
-        link.memory_bytes = backend.memory_bytes()
+    link.order(Ready(backend.facts, msgspec.structs.replace(backend.limits, overlaps=backend.overlaps)))
+    run = run_overlapped if backend.overlaps else run_in_turn
+    if not run(link, backend):
+        return EXIT_FAULT
     link.order(Finish(""))
     return 0
 
@@ -114,17 +109,3 @@ def _check_answers(facts: ModelFacts, limits: WorkerLimits) -> None:
             f"a batch of {most} {unit} with {facts.dimension} values each would be answered with more than the "
             f"{MAX_MESSAGE_BYTES} bytes of a message; set it to at most {room}",
         )
-
-
-def _encode(task: Task, backend: Backend) -> Answer:
-    began = time.monotonic()
-    try:
-        outcome = backend.encode_batch(*inputs_of(task))
-        return Answer(*answer(task, outcome, (time.monotonic() - began) * 1000))
-    except DeviceLostError:
-        raise
-    except Exception as problem:
-        # The backend isolates what inputs can do, so this is a fault of ours: it must not cost the worker.
-        log.exception("a batch failed as a whole", extra={"batch_id": task.work.batch_id})
-        message = f"the worker failed: {type(problem).__name__}"
-        return Answer(failed(task, ErrorCode.FORWARD_FAILED, message, retryable=False), b"")

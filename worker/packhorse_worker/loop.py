@@ -187,7 +187,9 @@ class Link:
                 case Finish(reason):
                     self._send(m.Bye(reason))
                     self._is_over = True
-                case Break():
+                case Break(at_once):
+                    if at_once:
+                        self.status = EXIT_FAULT
                     self._is_over = True
 
     def _count_signals(self) -> None:

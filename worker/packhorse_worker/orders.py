@@ -48,5 +48,8 @@ class Finish:
 class Break:
     """The compute thread has ended and the broker must take it for dead."""
 
+    at_once: bool = False
+    """It has not ended, and may never: the process must not wait for it."""
+
 
 Order = Ready | Answer | Finish | Break

@@ -8,12 +8,13 @@ other commands are the real ones. ``standin_stack.py`` starts a server of these.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ FOLDER_VARIABLE = "STANDIN_RUN_DIR"
 """Environment variable: where the files of the stand-ins are. Nobody of Packhorse looks at it."""
 TRAPS_NAME = "standin.json"
 """``Traps`` as JSON, looked at before every batch."""
+LOST_NAME = "lose-the-device"
+"""A file that the next batch takes away, and its worker's device is lost then."""
+_LIBC = ctypes.CDLL(None)
+_LIBC.getenv.restype = ctypes.c_char_p
 _HANG_S = 600.0
 _SIXTEEN_BITS = 0xFFFF
 
@@ -61,6 +66,17 @@ class Computed(msgspec.Struct, frozen=True):
     pid: int
     inputs: int
     ids: list[list[int]] = []
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a worker's process may see when it would import torch: ``seen-SLOT-PID.json``. None is for what is not set."""
+
+    slot: int
+    pid: int
+    visible: str | None
+    order: str | None
+    threads: str | None
+    has_torch: bool
 
 
 def row_of(ids: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float32]:
@@ -98,9 +114,12 @@ def facts_of(name: str, traps: Traps | None = None) -> Any:
 class StandIn:
     """A ``Backend`` without torch."""
 
+    overlaps = False
+
     def __init__(self, facts: Any, limits: Any, folder: Path) -> None:
         self.facts = facts
         self.limits = limits
+        self._folder = folder
         self._traps_path = folder / TRAPS_NAME
         self._traps_seen = -1
         self._traps = Traps()
@@ -108,8 +127,8 @@ class StandIn:
         log = folder / f"computed-{os.getpid()}.log"
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def encode_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[Any]) -> Any:
-        from packhorse_worker.backend import EncodedBatch
+    def start_batch(self, ids: Sequence[NDArray[np.int32]], options: Sequence[Any]) -> Callable[[], Any]:
+        from packhorse_worker.backend import DeviceLostError, EncodedBatch
 
         began = time.monotonic()
         traps = self.traps()
@@ -121,6 +140,9 @@ class StandIn:
             os.kill(os.getpid(), signal.SIGKILL)
         if np.isin(tokens, traps.hang).any():
             time.sleep(_HANG_S)
+        if tokens.tolist() != list(CANARY) and (self._folder / LOST_NAME).exists():
+            (self._folder / LOST_NAME).unlink()
+            raise DeviceLostError("AcceleratorError: CUDA error: an illegal memory access was encountered")
         rows = np.concatenate([self._row(each, option.scored) for each, option in zip(ids, options, strict=True)])
         ends = began + takes_s
         time.sleep(max(0.0, ends - time.monotonic()))
@@ -128,7 +150,8 @@ class StandIn:
             self._batches += 1
             if self._batches % traps.raises_every == 0:
                 raise RuntimeError("the stand-in does not like every batch")
-        return EncodedBatch(rows, [self.facts.dimension] * len(ids), [])
+        batch = EncodedBatch(rows, [self.facts.dimension] * len(ids), [])
+        return lambda: batch
 
     def _row(self, words: NDArray[np.int32], is_scored: bool) -> NDArray[np.float32]:
         if self.facts.task == "rerank":
@@ -155,13 +178,27 @@ class StandIn:
             os.write(self._log, msgspec.json.encode(noted) + b"\n")
 
 
-def _load(settings: Any, _place: Any) -> StandIn:
+def _note_seen(slot: int, folder: Path) -> None:
+    """As the libraries of a driver look: not by Python's copy of the environment, but by C's own."""
+
+    def seen(name: str) -> str | None:
+        found: bytes | None = _LIBC.getenv(name.encode())
+        return None if found is None else found.decode()
+
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS")
+    found = Seen(slot, os.getpid(), *map(seen, names), has_torch="torch" in sys.modules)
+    with contextlib.suppress(OSError):  # a full disk
+        (folder / f"seen-{slot}-{os.getpid()}.json").write_bytes(msgspec.json.encode(found))
+
+
+def _load(settings: Any, place: Any) -> StandIn:
     """Takes the place of ``packhorse_worker.__main__._load``."""
     from packhorse_shared.messages import WorkerLimits
     from packhorse_shared.model_folder import served_names
 
     most_tokens = settings.batching.max_num_tokens
     limits = WorkerLimits(settings.batching.max_batch_size, most_tokens if isinstance(most_tokens, int) else 8192)
+    _note_seen(place.slot, Path(os.environ[FOLDER_VARIABLE]))
     standin = StandIn(None, limits, Path(os.environ[FOLDER_VARIABLE]))
     traps = standin.traps()
     standin.facts = facts_of(served_names(settings.model)[0], traps)

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertModel
 
-KILLS, HANGS, RAISES, IS_NAN, TAKES_ALL_MEMORY = 91, 92, 93, 94, 95
+KILLS, HANGS, RAISES, IS_NAN, TAKES_ALL_MEMORY, LOSES_DEVICE = 91, 92, 93, 94, 95, 96
 _HANG_S = 600.0
 
 
 class TrapConfig(BertConfig):  # type: ignore[misc,no-untyped-call]
-    """``most_tokens``: what a forward has memory for."""
+    """``most_tokens``: what a forward has memory for. ``lost``: a file, made when the device is lost: once."""
 
     model_type = "traps"
 
-    def __init__(self, most_tokens: int = 1 << 20, **others: Any) -> None:
+    def __init__(self, most_tokens: int = 1 << 20, lost: str = "", **others: Any) -> None:
         self.most_tokens = most_tokens
+        self.lost = lost
         super().__init__(**others)
 
 
@@ -45,6 +46,9 @@ class TrapModel(BertModel):  # type: ignore[misc]
             raise ValueError("this model does not like this input")
         if TAKES_ALL_MEMORY in found or input_ids.numel() > self.config.most_tokens:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate what is not there")
+        if LOSES_DEVICE in found and not Path(self.config.lost).exists():
+            Path(self.config.lost).touch()
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nFor debugging, and so on.")
         output = super().forward(input_ids, **others)
         if IS_NAN in found:
             output.last_hidden_state[input_ids == IS_NAN] = float("nan")
@@ -72,6 +76,7 @@ def build_trap_model(t_model: Path, folder: Path, *, most_tokens: int) -> Path:
         "architectures": [TrapModel.__name__],
         "auto_map": {"AutoConfig": "modeling_traps.TrapConfig", "AutoModel": "modeling_traps.TrapModel"},
         "most_tokens": most_tokens,
+        "lost": str(folder / "lost"),
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder

@@ -11,6 +11,7 @@ import torch
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.messages import MAX_CANARY_TOKENS, ErrorCode
 from packhorse_shared.tokenizing import ModelTokenizer, read_tokenizer
+from packhorse_worker.backend import DeviceLostError
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.files.model_folder import ModelFolder
 from packhorse_worker.engine.runner import Runner
@@ -25,7 +26,8 @@ def find_canary(folder: ModelFolder, *, rows: int, max_seq_len: int) -> tuple[in
 
 
 def check_canary(runner: Runner) -> None:
-    """Encode the canary of the model's facts. Raises ModelFilesError when that gives no finite output of the right size."""
+    """Encode the canary of the model's facts. Raises ModelFilesError when that gives no finite output of the right size, and
+    DeviceLostError when there is no memory for it now."""
     facts = runner.facts
     outcome = runner.run([Input(np.array(facts.canary, dtype=np.int32))])
     tokens = len(facts.canary)
@@ -35,7 +37,8 @@ def check_canary(runner: Runner) -> None:
                 f"the model's output for a plain text of {tokens} tokens is not finite in {facts.dtype}: its weights are "
                 "damaged, or too large for this dtype"
             )
-        raise ModelFilesError(f"the model cannot encode even {tokens} tokens: {failure.message}")
+        problem = f"the model cannot encode even {tokens} tokens: {failure.message}"
+        raise (DeviceLostError if failure.code is ErrorCode.OUT_OF_MEMORY else ModelFilesError)(problem)
     row = outcome.rows[0]
     assert isinstance(row, torch.Tensor)
     if row.shape[-1] != facts.dimension:

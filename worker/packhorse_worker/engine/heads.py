@@ -8,29 +8,35 @@ its inputs were packed or padded, and every family's own code decides what the l
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.files.modules import Pooling, YesNoHead
-from packhorse_worker.engine.packing import Layout
-from packhorse_worker.engine.pooling import pool
+from packhorse_worker.engine.packing import Layout, Shape
+from packhorse_worker.engine.pooling import bags, pool, pool_arrays, sums_of
+
+_ROWS, _BAGS, _COUNTS = "head_rows", "head_bags", "head_counts"
 
 
 class Readout(Protocol):
-    """Hidden states to outputs."""
+    """Hidden states to outputs. It has two halves as a ``Forward`` has: arrays made on the host, and tensors on the device."""
 
     is_per_token: bool
     """Whether it gives a row for each token instead of each input."""
 
-    def __call__(self, hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
-        """Outputs, float32, shape (inputs or tokens, width). ``hidden`` is what a ``Forward`` gave: tokens, perhaps filler."""
+    def arrays(self, inputs: Sequence[Input], layout: Layout, shape: Shape, /) -> dict[str, NDArray[Any]]:
+        """What it reads, by name; sizes follow from the shape. ``layout`` may have dummies behind the ``inputs``."""
+
+    def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor], /) -> torch.Tensor:
+        """Outputs, float32, shape (inputs or rows, width). ``hidden`` is what a ``Forward`` gave: tokens, perhaps filler, which
+        has rows here too. Reads no value back."""
 
 
 class Embedding:
@@ -42,9 +48,13 @@ class Embedding:
         self._pooling = pooling
         self._parts = parts
 
-    def __call__(self, hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
+    def arrays(self, inputs: Sequence[Input], layout: Layout, shape: Shape) -> dict[str, NDArray[Any]]:
         """See ``Readout``."""
-        vectors: torch.Tensor = self._parts(pool(hidden, layout, [each.prompt_tokens for each in inputs], self._pooling))
+        return pool_arrays(inputs, layout, shape, self._pooling)
+
+    def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``Readout``."""
+        vectors: torch.Tensor = self._parts(pool(hidden, tensors, self._pooling))
         return vectors
 
 
@@ -56,13 +66,23 @@ class TokenLogits:
     def __init__(self, model: nn.Module) -> None:
         self._head = OwnHead(model)
 
-    def __call__(self, hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
+    def arrays(self, _inputs: Sequence[Input], _layout: Layout, _shape: Shape) -> dict[str, NDArray[Any]]:
         """See ``Readout``."""
-        return self._head(hidden[None, : layout.tokens])[0].float()
+        return {}
+
+    def __call__(self, hidden: torch.Tensor, _tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``Readout``."""
+        return self._head(hidden[None])[0].float()
 
 
-Gather = Callable[[torch.Tensor, Sequence[Input], Layout], torch.Tensor]
-"""Which row a classifier reads: (inputs, hidden size) out of hidden states (tokens, hidden size)."""
+class Gather(Protocol):
+    """Which row a classifier reads, in the two halves of a ``Readout``."""
+
+    def arrays(self, inputs: Sequence[Input], layout: Layout, /) -> dict[str, NDArray[Any]]:
+        """What it reads; sizes follow from the inputs of the layout."""
+
+    def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """(inputs, hidden size) out of hidden states (rows, hidden size)."""
 
 
 class SequenceLogits:
@@ -74,9 +94,13 @@ class SequenceLogits:
         self._head = OwnHead(model)
         self._gather = gather
 
-    def __call__(self, hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
+    def arrays(self, inputs: Sequence[Input], layout: Layout, _shape: Shape) -> dict[str, NDArray[Any]]:
         """See ``Readout``."""
-        return self._head(self._gather(hidden, inputs, layout)[:, None]).float()
+        return self._gather.arrays(inputs, layout)
+
+    def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``Readout``."""
+        return self._head(self._gather(hidden, tensors)[:, None]).float()
 
 
 class YesNoLogits:
@@ -88,11 +112,21 @@ class YesNoLogits:
         self._head = OwnHead(model)
         self._true, self._false = head.true_token_id, head.false_token_id
 
-    def __call__(self, hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
+    def arrays(self, _inputs: Sequence[Input], layout: Layout, _shape: Shape) -> dict[str, NDArray[Any]]:
         """See ``Readout``."""
-        logits = self._head(_last(hidden, layout)[:, None])[:, 0].float()
+        return {_ROWS: np.array(layout.lasts())}
+
+    def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``Readout``."""
+        logits = self._head(hidden[tensors[_ROWS]][:, None])[:, 0].float()
         score = logits[:, self._true]
         return (score if self._false is None else score - logits[:, self._false])[:, None]
+
+
+def read_off(readout: Readout, hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
+    """What a readout makes of the hidden states of inputs that lie so: both halves in one."""
+    arrays = readout.arrays(inputs, layout, Shape(len(hidden), len(inputs), layout.longest))
+    return readout(hidden, {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()})
 
 
 class OwnHead:
@@ -138,34 +172,41 @@ class _StandIn(nn.Module):
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.hidden, pooler_output=pooled)
 
 
-def first_token(hidden: torch.Tensor, _inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
+class FirstToken:
     """A ``Gather``: the first token of each input."""
-    return hidden[torch.tensor(layout.starts(), device=hidden.device)]
+
+    def arrays(self, _inputs: Sequence[Input], layout: Layout) -> dict[str, NDArray[Any]]:
+        """See ``Gather``."""
+        return {_ROWS: np.array(layout.starts())}
+
+    def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``Gather``."""
+        return hidden[tensors[_ROWS]]
 
 
-def last_token_but(pad_id: int | None) -> Gather:
+class LastTokenBut(FirstToken):
     """A ``Gather``: the last token that is not ``pad_id``, else the first, as transformers' decoder classifiers have it."""
 
-    def last_token(hidden: torch.Tensor, inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
-        ends = []
-        for start, each in zip(layout.starts(), inputs, strict=True):
-            last = len(each) - 1
-            if pad_id is not None and each.ids[last] == pad_id:
-                last = max(np.flatnonzero(each.ids != pad_id).tolist(), default=0)
-            ends.append(start + last)
-        return hidden[torch.tensor(ends, device=hidden.device)]
+    def __init__(self, pad_id: int | None) -> None:
+        self._pad_id = pad_id
 
-    return last_token
+    def arrays(self, inputs: Sequence[Input], layout: Layout) -> dict[str, NDArray[Any]]:
+        """See ``Gather``."""
+        rows = layout.lasts()
+        for place, (start, each) in enumerate(zip(layout.starts(), inputs, strict=False)):
+            if self._pad_id is not None and each.ids[-1] == self._pad_id:
+                rows[place] = start + max(np.flatnonzero(each.ids != self._pad_id).tolist(), default=0)
+        return {_ROWS: np.array(rows)}
 
 
-def mean_of_tokens(hidden: torch.Tensor, _inputs: Sequence[Input], layout: Layout) -> torch.Tensor:
+class MeanOfTokens:
     """A ``Gather``: the mean of each input's tokens, in the dtype of the hidden states."""
-    lengths = torch.tensor(layout.lengths, device=hidden.device)
-    rows = torch.arange(layout.tokens, device=hidden.device)
-    total = functional.embedding_bag(rows, hidden.float(), lengths.cumsum(0) - lengths, mode="sum")
-    return (total / lengths[:, None]).to(hidden.dtype)
 
+    def arrays(self, _inputs: Sequence[Input], layout: Layout) -> dict[str, NDArray[Any]]:
+        """See ``Gather``."""
+        lengths = np.array(layout.lengths)
+        return {_BAGS: bags(layout, np.zeros_like(lengths)), _COUNTS: lengths.astype(np.float32)[:, None]}
 
-def _last(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
-    lengths = torch.tensor(layout.lengths, device=hidden.device)
-    return hidden[lengths.cumsum(0) - 1]
+    def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See ``Gather``."""
+        return (sums_of(hidden.float(), tensors[_BAGS]) / tensors[_COUNTS]).to(hidden.dtype)

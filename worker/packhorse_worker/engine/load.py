@@ -13,21 +13,27 @@ import torch
 from torch import nn
 
 from packhorse_shared.errors import ModelFilesError, SettingsError
+from packhorse_shared.graph_config import read_graph_config
 from packhorse_shared.messages import ModelFacts, Probabilities, WorkerLimits
 from packhorse_shared.settings import BatchingSettings, ModelSettings
+from packhorse_worker.engine.attention.ways import ways_for
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.canary import check_canary, find_canary
+from packhorse_worker.engine.declared import Declared
 from packhorse_worker.engine.files.labels import told
-from packhorse_worker.engine.files.model_folder import ModelFolder, TokenLimit
+from packhorse_worker.engine.files.model_folder import ModelFolder
 from packhorse_worker.engine.files.modules import Dense, LayerNorm, Pooling, SequenceHead, TokenHead, YesNoHead
 from packhorse_worker.engine.files.probabilities import read_probabilities
 from packhorse_worker.engine.files.weights import find_weights, fingerprint
 from packhorse_worker.engine.forward import Arguments
+from packhorse_worker.engine.graphs.equipping import equip
 from packhorse_worker.engine.grouping import Grouping, grouping_of
 from packhorse_worker.engine.heads import Embedding, Readout, SequenceLogits, TokenLogits, YesNoLogits
-from packhorse_worker.engine.memory import auto_num_tokens, free_bytes
+from packhorse_worker.engine.lanes.lane import DirectLane, Lane, QueuedLane
+from packhorse_worker.engine.lanes.queues import CudaQueues
+from packhorse_worker.engine.limits import find_max_seq_len, find_num_tokens, most_num_tokens
 from packhorse_worker.engine.parts import build_parts
-from packhorse_worker.engine.pipeline import Pipeline
+from packhorse_worker.engine.pipeline import Pipeline, Sizes
 from packhorse_worker.engine.prepack import prepack_linears
 from packhorse_worker.engine.probe import Probe
 from packhorse_worker.engine.runner import Runner
@@ -58,27 +64,33 @@ class _Sizes:
     """What limits and describes a loaded model."""
 
     max_seq_len: int
-    num_tokens: int
     vocabulary_rows: int
     dimension: int
     dtype: torch.dtype
 
 
-def load_runner(folder: ModelFolder, name: str, model: ModelSettings, batching: BatchingSettings, device: Device) -> Runner:
-    """Load and warm up the model of a folder that was read.
+def load_runner(
+    folder: ModelFolder,
+    name: str,
+    model: ModelSettings,
+    batching: BatchingSettings,
+    device: Device,
+    *,
+    show_progress: bool | None = False,
+) -> Runner:
+    """Load and warm up the model of a folder that was read. ``show_progress``: a bar on stderr while CUDA graphs are captured;
+    None shows it on a terminal.
 
     Raises ModelFilesError or SettingsError with one line when its files or the settings cannot be served.
     """
     dtype = _dtype(model.dtype, device.torch_device)
-    if model.cuda_graph_config is not None:
-        log.warning("cuda_graph_config has no effect in this release: every batch runs eagerly, with the same vectors")
     log.info("loading model", extra={"model": name, "device": str(device.torch_device), "dtype": _name(dtype)})
     transformer: Any = load_transformer(folder, model, device.torch_device, dtype)
     hidden_size = int(transformer.config.get_text_config().hidden_size)
     parts, dimension = build_parts(folder, model, hidden_size)
-    num_tokens = _num_tokens(batching, transformer, dtype, device)
-    max_seq_len = find_max_seq_len(folder.limit, position_limit(transformer), model.max_seq_len, num_tokens)
-    sizes = _Sizes(max_seq_len, num_tokens, embedding_rows(transformer), dimension, dtype)
+    positions = position_limit(transformer)
+    max_seq_len = find_max_seq_len(folder.limit, positions, model.max_seq_len, most_num_tokens(batching))
+    sizes = _Sizes(max_seq_len, embedding_rows(transformer), dimension, dtype)
     canary = find_canary(folder, rows=sizes.vocabulary_rows, max_seq_len=max_seq_len)
     facts = _facts(folder, name, model, sizes, canary)
     with ThreadPoolExecutor(1, "tokenizer") as meanwhile:
@@ -86,11 +98,23 @@ def load_runner(folder: ModelFolder, name: str, model: ModelSettings, batching: 
         check = meanwhile.submit(check_tokenizer, folder, model, facts.vocabulary_rows, token_types)
         pipeline, grouping = _assemble(folder, transformer, parts, facts, device=device.torch_device)
         facts = check.result().put_into(facts, _MOST_FACTS_BYTES)
-    runner = Runner(pipeline, facts, WorkerLimits(batching.max_batch_size, num_tokens), grouping)
+    if model.cuda_graph_config is not None:
+        Declared.of(model.cuda_graph_config).check_taken(pipeline.takes)
+    num_tokens = find_num_tokens(batching, transformer, pipeline, facts, device.workers)
+    runner = Runner(pipeline, _lane(pipeline), facts, WorkerLimits(batching.max_batch_size, num_tokens), grouping)
     log.info("warming up", extra={"max_seq_len": max_seq_len, "max_num_tokens": num_tokens})
     warm_up(runner)
+    if model.cuda_graph_config is not None:
+        equip(runner, read_graph_config(model.cuda_graph_config), show_progress=show_progress)
+        warm_up(runner)  # capturing gives back what eager forwards held: no request shall be the first to ask for it again
     check_canary(runner)
     return runner
+
+
+def _lane(pipeline: Pipeline) -> Lane:
+    if pipeline.device.type == "cpu":
+        return DirectLane(pipeline)
+    return QueuedLane(pipeline, CudaQueues(pipeline.device))
 
 
 def _assemble(
@@ -98,11 +122,12 @@ def _assemble(
 ) -> tuple[Pipeline, Grouping]:
     """Find out how the model's forwards can be run, and make them fast."""
     probe = Probe(transformer, facts.vocabulary_rows, facts.max_seq_len, _pad_id(transformer, facts), device)
-    manner = probe.find_manner(may_pack=device.type == "cpu")
+    manner = probe.find_manner(ways_for(device, getattr(torch, facts.dtype)))
     log.info("batches run %s", manner.name)
     readout = _readout(folder, transformer, parts.to(device), probe)
     activation = getattr(nn, folder.activation)()
-    pipeline = Pipeline(manner.forward, readout, facts.dimension, activation, device)
+    hidden_size = int(transformer.config.get_text_config().hidden_size)
+    pipeline = Pipeline(manner.forward, readout, Sizes(facts.dimension, hidden_size), activation, device)
     if device.type == "cpu":
         works = probe.check_of(pipeline.forward)
         replaced = prepack_linears(transformer, getattr(torch, facts.dtype), _CPU_TYPICAL_TOKENS, works)
@@ -190,29 +215,6 @@ def _probabilities(folder: ModelFolder) -> Probabilities:
     return read_probabilities({**folder.config, **folder.config_kwargs}, len(folder.labels))
 
 
-def find_max_seq_len(declared: TokenLimit | None, positions: TokenLimit | None, asked: int | None, num_tokens: int) -> int:
-    """The longest input in tokens: what was asked for, else the tighter of the model's limits, else ``num_tokens``.
-
-    What the files declare is where sentence-transformers cuts, and may be raised up to the positions that the model has; that
-    is told in one warning. Raises SettingsError when more was asked for than those.
-    """
-    if asked is not None and positions is not None and asked > positions.tokens:
-        raise SettingsError("max_seq_len", f"{asked} is more than this model takes ({positions.tokens}, {positions.source})")
-    if asked is not None and declared is not None and asked > declared.tokens:
-        log.warning(
-            "max_seq_len is above the limit that the model declares; what it makes of longer inputs is untried",
-            extra={"max_seq_len": asked, "declared": declared.tokens, "source": declared.source},
-        )
-    known = [limit.tokens for limit in (declared, positions) if limit is not None]
-    tokens = asked or min(known, default=num_tokens)
-    if num_tokens < tokens:
-        log.warning(
-            "max_num_tokens is below max_seq_len, so it is the limit for one input",
-            extra={"max_num_tokens": num_tokens, "max_seq_len": tokens},
-        )
-    return tokens
-
-
 def _matryoshka(folder: ModelFolder, model: ModelSettings, dimension: int) -> tuple[tuple[int, ...], bool]:
     """Sizes that ``dimensions`` may ask for: the setting, else what the model declares."""
     if not model.matryoshka_dimensions:
@@ -225,17 +227,6 @@ def _matryoshka(folder: ModelFolder, model: ModelSettings, dimension: int) -> tu
             raise SettingsError("matryoshka_dimensions", f"{word} is not a size from 1 to {dimension}, nor any by itself")
         sizes.append(int(word))
     return tuple(sizes), False
-
-
-def _num_tokens(batching: BatchingSettings, transformer: Any, dtype: torch.dtype, device: Device) -> int:
-    if batching.max_num_tokens != "auto":
-        return batching.max_num_tokens
-    text_config = transformer.config.get_text_config()
-    hidden = int(text_config.hidden_size)
-    inner = getattr(text_config, "intermediate_size", None) or 4 * hidden
-    tokens = auto_num_tokens(free_bytes(device.torch_device, device.workers), hidden, int(inner), dtype.itemsize)
-    log.info("sized max_num_tokens from free memory", extra={"max_num_tokens": tokens})
-    return tokens
 
 
 def _dtype(asked: str, device: torch.device) -> torch.dtype:

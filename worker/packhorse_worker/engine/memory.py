@@ -1,4 +1,4 @@
-"""How many tokens one forward may hold: the rule behind ``--max_num_tokens auto``."""
+"""How much memory a worker may take, and how many tokens fit into it by rule: ``--max_num_tokens auto`` on a CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 MOST_TOKENS = 16_384
 """Beyond this a larger forward gains no throughput and only adds latency."""
 FEWEST_TOKENS = 512
-_SHARE_OF_FREE = 0.5
+SHARE_OF_FREE = 0.5
 """The allocator fragments, and neighbours want memory too."""
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
@@ -22,17 +22,19 @@ def auto_num_tokens(free_bytes: int, hidden_size: int, intermediate_size: int, b
     their copies), 4 of the feed-forward's inner size, and 2 of the hidden size in float32 for the pooling.
     """
     bytes_per_token = bytes_per_value * (16 * hidden_size + 4 * intermediate_size) + 4 * 2 * hidden_size
-    tokens = int(free_bytes * _SHARE_OF_FREE) // bytes_per_token
+    tokens = int(free_bytes * SHARE_OF_FREE) // bytes_per_token
     return max(FEWEST_TOKENS, min(MOST_TOKENS, tokens // 64 * 64))
 
 
 def free_bytes(device: torch.device, workers: int) -> int:
     """Memory that this worker may still take: what is free on its device, shared by the ``workers`` on it.
 
-    On CPU that is MemAvailable or what the cgroup leaves, whichever is less.
+    On a GPU no worker may take more than its part of the whole card either: what others are yet to load looks free. On CPU it
+    is MemAvailable or what the cgroup leaves, whichever is less.
     """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // workers
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, min(free // workers, total // workers - torch.cuda.memory_reserved(device)))
     available = next(
         int(line.split()[1]) * 1024
         for line in _MEMINFO.read_text(encoding="ascii").splitlines()

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from packhorse_worker.engine.batch import Input
-from packhorse_worker.engine.forward import Forward
+from packhorse_worker.engine.forward import Arrays, Forward, Tensors
 from packhorse_worker.engine.heads import Readout
-from packhorse_worker.engine.packing import layout_of
+from packhorse_worker.engine.packing import Layout, Shape, layout_of
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Values in a row of what a model gives."""
+
+    dimension: int
+    """Of an input's output; of a token-level model's, of a token's."""
+    hidden: int
+    """Of a token's hidden state."""
 
 
 class Pipeline:
     """A transformer and what is read off its hidden states, on one device."""
 
-    def __init__(self, forward: Forward, readout: Readout, dimension: int, activation: nn.Module, device: torch.device) -> None:
-        self._forward = forward
+    def __init__(self, forward: Forward, readout: Readout, sizes: Sizes, activation: nn.Module, device: torch.device) -> None:
+        self.transform = forward
         self._readout = readout
-        self.dimension = dimension
-        """Size of an input's output; of a token-level model's, of a token's."""
+        self._sizes = sizes
         self.activation = activation
         """Logits to scores; ``Identity`` where the model's files name none."""
         self.device = device
 
+    def with_forward(self, forward: Forward) -> Pipeline:
+        """The same with another forward of its transformer."""
+        return Pipeline(forward, self._readout, self._sizes, self.activation, self.device)
+
     @property
     def is_packed(self) -> bool:
         """Whether inputs of any lengths run without padding."""
-        return self._forward.is_packed
+        return self.transform.is_packed
 
     @property
     def is_per_token(self) -> bool:
@@ -39,11 +53,37 @@ class Pipeline:
     @property
     def token_types(self) -> int:
         """Rows of the table of token types that the transformer's forward reads; 0 where it reads none, or has no table."""
-        return self._forward.token_types
+        return self.transform.token_types
 
     def takes(self, name: str) -> bool:
         """Whether the transformer's forward names this argument."""
-        return self._forward.takes(name)
+        return self.transform.takes(name)
+
+    def gives_tokens(self, *, per_token: bool) -> bool:
+        """Whether outputs have a row for each token instead of each input."""
+        return per_token or self.is_per_token
+
+    def width(self, *, per_token: bool) -> int:
+        """Values in a row of the outputs."""
+        return self._sizes.hidden if per_token and not self.is_per_token else self._sizes.dimension
+
+    def arrays(self, inputs: Sequence[Input], layout: Layout, shape: Shape) -> Arrays:
+        """What ``compute`` reads on the device. ``layout`` may have dummies behind the ``inputs``, and ``shape`` filler behind
+        those."""
+        return self.transform.arrays(inputs, layout, shape) | self._readout.arrays(inputs, layout, shape)
+
+    @torch.inference_mode()
+    def compute(
+        self, tensors: Tensors, layout: Layout | None, shape: Shape, arguments: Mapping[str, Any], *, per_token: bool = False
+    ) -> torch.Tensor:
+        """Outputs in float32 on the device, not looked at for NaN: a row for each input of the shape or each of its rows.
+
+        Reads no value back. ``layout`` None: any of this shape. ``arguments`` are handed to the transformer as they are.
+        """
+        hidden = self.transform(tensors, layout, shape, arguments)
+        if per_token and not self.is_per_token:
+            return hidden.float()
+        return self._readout(hidden, tensors)
 
     @torch.inference_mode()
     def forward(
@@ -56,7 +96,9 @@ class Pipeline:
         ``constants`` are handed to the transformer as they are.
         """
         layout = layout_of([len(each) for each in inputs])
-        hidden = self._forward(inputs, layout, constants or {})
-        if per_token and not self.is_per_token:
-            return hidden[: layout.tokens].float()
-        return self._readout(hidden, inputs, layout)
+        shape = self.transform.shape(layout)
+        arrays = self.arrays(inputs, layout, shape)
+        tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+        extras = {name: each.to(self.device) for name, each in self.transform.extras(inputs, shape).items()}
+        outputs = self.compute(tensors, layout, shape, {**(constants or {}), **extras}, per_token=per_token)
+        return outputs[: layout.tokens] if self.gives_tokens(per_token=per_token) else outputs

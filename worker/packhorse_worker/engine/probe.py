@@ -6,7 +6,7 @@ No flag of the library tells these things reliably, so they are measured, agains
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,19 @@ import torch
 from numpy.typing import NDArray
 
 from packhorse_shared.errors import ModelFilesError
-from packhorse_worker.engine.attention import use_attention, use_packed_attention
+from packhorse_worker.engine.attention.packed import use_attention, use_packed_attention
+from packhorse_worker.engine.attention.way import Way
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.forward import Forward, PackedForward, PaddedForward
-from packhorse_worker.engine.heads import Gather, SequenceLogits, TokenLogits, first_token, last_token_but, mean_of_tokens
+from packhorse_worker.engine.heads import (
+    FirstToken,
+    Gather,
+    LastTokenBut,
+    MeanOfTokens,
+    SequenceLogits,
+    TokenLogits,
+    read_off,
+)
 from packhorse_worker.engine.packing import layout_of
 from packhorse_worker.engine.transformer import first_line
 
@@ -41,9 +50,9 @@ class Manner:
 
     @property
     def name(self) -> str:
-        """In a word or a few."""
-        if self.forward.is_packed:
-            return "packed"
+        """In a few words."""
+        if isinstance(self.forward, PackedForward):
+            return f"packed, attention by {self.forward.way.name}"
         return "padded" if self.pads else "padded, only equal lengths together"
 
 
@@ -53,8 +62,8 @@ class Probe:
     def __init__(self, model: Any, vocabulary_rows: int, max_seq_len: int, pad_id: int, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self._exact = PaddedForward(model.base_model, pad_id, device)
-        self._rounded = PaddedForward(model.base_model, pad_id, device, longest=max_seq_len)
+        self._exact = PaddedForward(model.base_model, pad_id)
+        self._rounded = PaddedForward(model.base_model, pad_id, longest=max_seq_len)
         self._windows = {each for each in _windows(model.config) if each < max_seq_len}
         longest = [each + 1 for each in sorted(self._windows) if each < _WIDEST_WINDOW_TRIED]
         lengths = [min(length, max_seq_len) for length in (*longest, *_LENGTHS)]
@@ -67,8 +76,9 @@ class Probe:
         """What the model's attention was before it was packed."""
 
     @torch.inference_mode()
-    def find_manner(self, *, may_pack: bool) -> Manner:
-        """Packed where that leaves the hidden states alone, else padded, else only equal lengths together.
+    def find_manner(self, ways: Sequence[Way]) -> Manner:
+        """Packed where that leaves the hidden states alone, with the first of the ways that does so; else padded, else only
+        equal lengths together.
 
         Raises ModelFilesError when the model cannot even encode an input alone, or each time in another way.
         """
@@ -80,7 +90,7 @@ class Probe:
             raise ModelFilesError(
                 f"the model gives another output for the same {len(last)} tokens each time, which is not served"
             )
-        if may_pack and (packed := self._packed()) is not None:
+        if (packed := self._packed(ways)) is not None:
             return Manner(packed, pads=True)
         why = self._difference(self._rounded)
         if why is None:
@@ -99,8 +109,8 @@ class Probe:
         """
         assert self._alone is not None, "find_manner comes first"
         own = self._own_logits()
-        errors = {}
-        for gather in (first_token, last_token_but(pad_id), mean_of_tokens):
+        errors: dict[Gather, float] = {}
+        for gather in (FirstToken(), LastTokenBut(pad_id), MeanOfTokens()):
             logits = self._apart(SequenceLogits(self._model, gather))
             errors[gather] = float((logits - own).abs().max()) if logits.shape == own.shape else float("inf")
         best = min(errors, key=lambda each: errors[each])
@@ -153,7 +163,7 @@ class Probe:
         """What a head makes of the hidden states of all inputs."""
         assert self._alone is not None, "find_manner comes first"
         try:
-            return readout(self._alone, self._inputs, self._layout)
+            return read_off(readout, self._alone, self._inputs, self._layout)
         except Exception as problem:
             raise ModelFilesError(
                 f"the classifier of a {self._model.config.model_type} cannot be run apart from its transformer: "
@@ -162,34 +172,42 @@ class Probe:
 
     def _run_alone(self, each: Input) -> torch.Tensor:
         try:
-            return self._exact([each], layout_of([len(each)]), {})
+            return self._run(self._exact, [each])
         except Exception as problem:
             dtype = str(self._model.get_input_embeddings().weight.dtype).removeprefix("torch.")
             raise ModelFilesError(
                 f"the model cannot encode {len(each)} tokens in {dtype}: {type(problem).__name__}: {first_line(problem)}"
             ) from problem
 
-    def _packed(self) -> PackedForward | None:
+    def _packed(self, ways: Sequence[Way]) -> PackedForward | None:
         before = use_packed_attention(self._model)
         if before is None:
             log.info("this model cannot be packed: it computes attention in its own way")
             return None
-        packed = PackedForward(self._model.base_model, self._device)
-        why = self._difference(packed)
-        if why is None and self._windows and not packed.windows:
-            why = f"inputs longer than {min(self._windows)} tokens are attended to in a way that attention is not told of"
-        if why is None:
-            self._attention_before = before
-            return packed
+        for way in ways:
+            packed = PackedForward(self._model.base_model, way)
+            why = self._difference(packed)
+            if why is None and self._windows and not packed.windows:
+                why = f"inputs longer than {min(self._windows)} tokens are attended to in a way that attention is not told of"
+            if why is None:
+                self._attention_before = before
+                return packed
+            log.info("this model cannot be packed: %s", why, extra={"attention": way.name})
         use_attention(self._model, before)
-        log.info("this model cannot be packed: %s", why)
         return None
+
+    def _run(self, forward: Forward, inputs: Sequence[Input]) -> torch.Tensor:
+        """The hidden states of inputs in one forward."""
+        layout = layout_of([len(each) for each in inputs])
+        shape = forward.shape(layout)
+        arrays = forward.arrays(inputs, layout, shape)
+        return forward({name: torch.from_numpy(each).to(self._device) for name, each in arrays.items()}, layout, shape, {})
 
     def _difference(self, forward: Forward) -> str | None:
         """Why a forward of all inputs together is not what they are alone; None where it is."""
         assert self._alone is not None, "find_manner comes first"
         try:
-            together = forward(self._inputs, self._layout, {})
+            together = self._run(forward, self._inputs)
         except Exception as problem:
             # Whatever it is, it was not raised one input at a time.
             return f"{type(problem).__name__}: {first_line(problem)}"

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from packhorse_shared.messages import SEGMENT_SHIFT, EncodeOptions
-from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.batch import Extra, Input
 
 _ID_MASK = (1 << SEGMENT_SHIFT) - 1
 _TYPES = "token_type_ids"
@@ -33,7 +33,7 @@ def _split(words: NDArray[np.int32], option: EncodeOptions, segments: int) -> In
     types = words >> SEGMENT_SHIFT
     if not _are_within(types, segments - 1):
         return Input(words, option.prompt_tokens)
-    return Input(words & _ID_MASK, option.prompt_tokens, {_TYPES: torch.from_numpy(types.astype(np.int64))})
+    return Input(words & _ID_MASK, option.prompt_tokens, {_TYPES: Extra.of_tokens(torch.from_numpy(types.astype(np.int64)))})
 
 
 def _are_within(values: NDArray[np.int32], most: int) -> bool:

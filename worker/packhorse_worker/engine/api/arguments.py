@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import torch
 
+from packhorse_shared.graph_config import read_graph_config
 from packhorse_shared.load import allowed
 from packhorse_shared.settings import BatchingSettings, Flag, ModelSettings, flags
-from packhorse_shared.yaml_file import check_graph_config
 
 
 def read_settings(given: Mapping[str, Any]) -> tuple[ModelSettings, BatchingSettings]:
@@ -45,7 +45,7 @@ def find_device(asked: str | torch.device) -> torch.device:
 
 def _read(flag: Flag, value: Any) -> Any:
     if flag.yaml_only:
-        return value if value is None else check_graph_config(flag.name, value)
+        return value if value is None else read_graph_config(value, flag.name).to_dict()
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, torch.dtype):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
@@ -21,12 +21,14 @@ from packhorse_worker.engine.api.extras import Takes, ready_inputs
 from packhorse_worker.engine.api.inputs import InputTypeError, OneInput, Tokens, is_single, label_of, read_inputs
 from packhorse_worker.engine.api.opening import Opened, open_model
 from packhorse_worker.engine.api.output import EncodeError, EncoderOutput, failures_of, joined, outputs_of
-from packhorse_worker.engine.api.progress import progress_bar
 from packhorse_worker.engine.api.texts import TextReader
 from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.declared import Declared
 from packhorse_worker.engine.files.model_folder import ModelFolder
+from packhorse_worker.engine.lanes.lane import How
 from packhorse_worker.engine.load import Device, load_runner
 from packhorse_worker.engine.pairs import open_pairs
+from packhorse_worker.engine.progress import progress_bar
 from packhorse_worker.engine.runner import Outcome, Runner
 from packhorse_worker.engine.surroundings import undisturbed
 from packhorse_worker.engine.words import read_words
@@ -34,6 +36,10 @@ from packhorse_worker.engine.words import read_words
 if TYPE_CHECKING:
     from torch import nn
 
+    from packhorse_shared.graph_config import EncodeCudaGraphConfig
+
+_LONG_LIST_INPUTS = 2048
+"""From so many inputs on a list takes long enough for somebody to wonder."""
 _CLOSED = "the encoder was shut down; make a new one"
 
 
@@ -42,7 +48,8 @@ class Encoder:
 
     ``model``: a Hugging Face name or a local folder; None for the model of the ``demo`` extra. ``device``: auto (CUDA where
     there is one), cpu, cuda, cuda:1 or a torch.device. ``show_progress``: a bar on stderr; None shows it for lists of
-    thousands of inputs on a terminal. All else is as the server's settings of the same names.
+    thousands of inputs on a terminal. ``cuda_graph_config``: an ``EncodeCudaGraphConfig``, or its arguments in a dict. All else
+    is as the server's settings of the same names.
 
     Raises ValueError naming an argument that cannot be used, and ModelFilesError naming a file of the model that is missing
     or cannot be served.
@@ -50,6 +57,7 @@ class Encoder:
 
     facts: ModelFacts
     limits: WorkerLimits
+    overlaps: bool
 
     def __init__(
         self,
@@ -57,7 +65,7 @@ class Encoder:
         *,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
-        cuda_graph_config: dict[str, Any] | None = None,
+        cuda_graph_config: EncodeCudaGraphConfig | Mapping[str, Any] | None = None,
         pooling: str | None = None,
         normalize: bool | None = None,
         max_seq_len: int | None = None,
@@ -81,7 +89,7 @@ class Encoder:
             "trust_remote_code": trust_remote_code,
             "allow_pickle_weights": allow_pickle_weights,
         }
-        self._take(open_model(given, device), show_progress)
+        self._take(open_model(given, device, show_progress), show_progress)
 
     @classmethod
     def from_settings(
@@ -94,8 +102,10 @@ class Encoder:
 
     def _take(self, opened: Opened, show_progress: bool | None) -> None:
         runner, folder, model = opened.runner, opened.folder, opened.settings
+        self._declared = None if model.cuda_graph_config is None else Declared.of(model.cuda_graph_config)
         self.facts = runner.facts
         self.limits = runner.limits
+        self.overlaps = runner.lane.overlaps
         self._runner: Runner | None = runner
         self._lock = threading.Lock()
         """Held while the runner works, and to take it away."""
@@ -159,7 +169,8 @@ class Encoder:
 
         ``batch_indexed_model_output`` False gives a row for each token: (tokens, width). ``copy_logits_to_host`` False leaves
         outputs on the device. ``return_raw_logits`` gives one tensor instead, of shape (inputs, dimension) or (tokens, width).
-        ``model_kwargs`` go to the model: tensors with a row for each token of the call, input by input, and constants.
+        ``model_kwargs`` go to the model: tensors with a row for each token of the call, input by input, and constants. With a
+        ``cuda_graph_config`` the tensors are those that it declares, and a call with constants runs without a graph.
 
         Raises ValueError naming what is wrong with an input or argument, EncodeError when inputs failed in the model, and
         RuntimeError after ``shutdown``.
@@ -187,7 +198,7 @@ class Encoder:
         threads = torch.get_num_threads()
         tokens = self._reader.read(asked, single=single, add_special_tokens=add_special_tokens, threads=threads)
         self._check_lengths(tokens, single=single)
-        takes = Takes(runner.pipeline.takes, self._token_types, self._device, self.dtype)
+        takes = Takes(runner.pipeline.takes, self._token_types, self._device, self.dtype, self._declared)
         with undisturbed(self._device.type):
             ready, constants = ready_inputs(tokens, model_kwargs, takes)
             outcome = self._run(ready, constants, per_token=not batch_indexed_model_output, to_host=copy_logits_to_host)
@@ -199,14 +210,18 @@ class Encoder:
         found = [each for each in outputs if each is not None]
         return found[0] if single else found
 
-    def encode_batch(self, words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> EncodedBatch:
+    def start_batch(self, words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptions]) -> Callable[[], EncodedBatch]:
         """Encode a worker's batch; see ``Backend``."""
         inputs = read_words(words, options, self.facts.segments)
         scored = [option.scored for option in options]
         with self._lock:
             if self._runner is None:
                 raise RuntimeError(_CLOSED)
-            return self._runner.run(inputs).encoded_batch(scored, self._activation)
+            started = self._runner.start(inputs)
+            if not self.overlaps:
+                batch = started.outcome().encoded_batch(scored, self._activation)
+                return lambda: batch
+        return lambda: started.outcome().encoded_batch(scored, self._activation)
 
     def memory_bytes(self) -> int | None:
         """Device memory that this process holds for its models; None on a CPU."""
@@ -218,6 +233,7 @@ class Encoder:
         with self._lock:
             if self._runner is None:
                 return
+            self._runner.lane.settle()
             self._runner = None
         gc.collect()
         if self._device.type == "cuda":
@@ -282,10 +298,11 @@ class Encoder:
 
     def _run(self, inputs: Sequence[Input], constants: dict[str, Any], *, per_token: bool, to_host: bool) -> Outcome:
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
-        with self._lock, progress_bar(len(inputs), self._show_progress) as progress, device:
+        bar = progress_bar("encoding", len(inputs), self._show_progress, many=_LONG_LIST_INPUTS)
+        with self._lock, bar as progress, device:
             if self._runner is None:
                 raise RuntimeError(_CLOSED)
-            return self._runner.run(inputs, per_token=per_token, constants=constants, to_host=to_host, progress=progress)
+            return self._runner.run(inputs, How(per_token, constants, to_host), progress=progress)
 
 
 def _check_switches(**given: object) -> None:

@@ -1,4 +1,4 @@
-"""Keyword arguments of ``Encoder.encode`` that go to the model's forward: tensors with a row for each token, and constants."""
+"""Keyword arguments of ``Encoder.encode`` that go to the model: tensors with parts for each of its inputs, and constants."""
 
 from __future__ import annotations
 
@@ -10,25 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packhorse_shared.extra_inputs import EMBEDDINGS, RESERVED_INPUTS, TYPE_IDS, EncodeExtraInputSpec
 from packhorse_worker.engine.api.inputs import Tokens
-from packhorse_worker.engine.batch import Input
+from packhorse_worker.engine.batch import Extra, Input
+from packhorse_worker.engine.declared import Declared, dtype_name
 
-_RESERVED = frozenset(
-    {
-        "args",
-        "attention_mask",
-        "attn_metadata",
-        "cache_position",
-        "encoder_attention_mask",
-        "encoder_hidden_states",
-        "input_ids",
-    }
-    | {"kwargs", "labels", "logits_to_keep", "output_attentions", "output_hidden_states", "past_key_values", "position_ids"}
-    | {"return_context_logits", "return_dict", "seq_lens", "use_cache"}
-)
-"""What the engine sets itself, or what would change the shape of what the model gives back."""
-_TYPES = "token_type_ids"
-_EMBEDDINGS = "inputs_embeds"
 _LARGEST_NUMBER_BYTES = 8
 """torch has no larger ones."""
 
@@ -44,94 +30,134 @@ class Takes:
     device: torch.device
     dtype: torch.dtype
     """Of tensors of floats."""
+    declared: Declared | None = None
+    """The tensors that a ``cuda_graph_config`` declares; None without one: any tensor with a row for each token."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A tensor of a call, and the dimension along which inputs have their parts of it."""
+
+    tensor: torch.Tensor
+    spec: EncodeExtraInputSpec | None
+    """What was declared; None: a row for each token."""
+
+    def split(self, lengths: Sequence[int]) -> list[Extra]:
+        """The part of each input."""
+        if self.spec is None:
+            return [Extra.of_tokens(rows) for rows in torch.split(self.tensor, list(lengths))]
+        axis, per = self.spec.axis, self.spec.per
+        sizes = list(lengths) if per == "num_tokens" else [1] * len(lengths)
+        return [Extra(rows, axis, per) for rows in torch.split(self.tensor, sizes, axis)]
 
 
 def ready_inputs(tokens: Sequence[Tokens], model_kwargs: Mapping[str, Any], takes: Takes) -> tuple[list[Input], dict[str, Any]]:
-    """The inputs with their rows of every tensor, and the constants.
+    """The inputs with their parts of every tensor, and the constants: with any, the call runs without a CUDA graph.
 
-    Raises ValueError naming an argument that the model does not take, or a tensor that has not one row for each token.
+    Raises ValueError naming an argument that the model does not take, a tensor that has not one row for each token, or one that
+    is not as it was declared.
     """
     arrays = [np.array(each.ids, dtype=np.int32) for each in tokens]
-    if any(each.type_ids is not None for each in tokens) and _TYPES not in model_kwargs:
-        types = [types for each in tokens for types in each.type_ids or [0] * len(each.ids)]
-        model_kwargs = {**model_kwargs, _TYPES: torch.tensor(types)}
-    if not model_kwargs:
-        return [Input(ids, each.prompt_tokens) for ids, each in zip(arrays, tokens, strict=True)], {}
-    tensors, constants = _read(model_kwargs, takes)
     lengths = [len(each.ids) for each in tokens]
-    parts = {name: _split(name, tensor, lengths) for name, tensor in tensors.items()}
+    tensors, constants = _read(model_kwargs, lengths, takes)
+    if any(each.type_ids is not None for each in tokens) and model_kwargs.get(TYPE_IDS) is None:
+        types = [types for each in tokens for types in each.type_ids or [0] * len(each.ids)]
+        tensors[TYPE_IDS] = _handed(TYPE_IDS, torch.tensor(types), None, takes)
+    if takes.declared is not None:
+        takes.declared.check_all_given(tensors)
+    parts = {name: given.split(lengths) for name, given in tensors.items()}
     inputs = [
-        Input(ids, each.prompt_tokens, {name: rows[index] for name, rows in parts.items()})
+        Input(ids, each.prompt_tokens, {name: own[index] for name, own in parts.items()})
         for index, (ids, each) in enumerate(zip(arrays, tokens, strict=True))
     ]
     return inputs, constants
 
 
-def _read(given: Mapping[str, Any], takes: Takes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _read(given: Mapping[str, Any], lengths: Sequence[int], takes: Takes) -> tuple[dict[str, _Given], dict[str, Any]]:
     """Tensors (torch or numpy) and constants, told apart."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, _Given] = {}
     constants: dict[str, Any] = {}
     for name, value in given.items():
-        if name in _RESERVED:
+        if name in RESERVED_INPUTS:
             raise ValueError(f"{name} is set by the engine, so encode does not take it")
         if not takes.names(name):
             raise ValueError(f"{name} is not an argument of encode, nor of this model's forward")
         if value is None:
             continue
-        if not isinstance(value, torch.Tensor | np.ndarray):
-            if name in (_TYPES, _EMBEDDINGS):
-                raise ValueError(
-                    f"{name} is a {type(value).__name__}; give a torch tensor or a numpy array with a row for each token"
-                )
-            constants[name] = value
+        if isinstance(value, torch.Tensor | np.ndarray):
+            tensors[name] = _tensor(name, value, lengths, takes)
             continue
-        tensor = _tensor(name, value)
-        if name == _TYPES:
-            _check_types(tensor, takes.types)
-        if name == _EMBEDDINGS and not tensor.is_floating_point():
-            raise ValueError(f"{_EMBEDDINGS} holds integers; embeddings are floats")
-        tensors[name] = tensor.to(takes.device, takes.dtype if tensor.is_floating_point() else torch.int64)
+        if name in (TYPE_IDS, EMBEDDINGS):
+            raise ValueError(
+                f"{name} is a {type(value).__name__}; give a torch tensor or a numpy array with a row for each token"
+            )
+        if takes.declared is not None:
+            takes.declared.check_constant(name, value)
+        constants[name] = value
     return tensors, constants
 
 
-def _tensor(name: str, value: torch.Tensor | NDArray[Any]) -> torch.Tensor:
-    """A plain tensor of floats, or of integers as int64: torch computes little with the rarer kinds. Arrays are copied, since
-    torch warns of those that may not be changed and refuses those that run backwards."""
+def _tensor(name: str, value: torch.Tensor | NDArray[Any], lengths: Sequence[int], takes: Takes) -> _Given:
+    """A tensor of a call, checked, on the device where it is needed."""
+    declared = takes.declared
+    # Token types may be given whether they are declared or not: the engine makes them itself where they are not.
+    spec = None if declared is None else declared.find(name, None if name == TYPE_IDS else value)
+    if spec is not None:
+        Declared.check(spec, value, num_tokens=sum(lengths), batch_size=len(lengths))
+    tensor = _plain(name, value)
+    if spec is None:
+        _check_rows(name, tensor, sum(lengths))
+    if name == TYPE_IDS:
+        _check_types(tensor, takes.types)
+    if name == EMBEDDINGS and not tensor.is_floating_point():
+        raise ValueError(f"{EMBEDDINGS} holds integers; embeddings are floats")
+    return _handed(name, tensor, spec, takes)
+
+
+def _handed(name: str, tensor: torch.Tensor, spec: EncodeExtraInputSpec | None, takes: Takes) -> _Given:
+    """In the number format and on the device in which the forward takes it."""
+    if spec is not None:
+        dtype: torch.dtype = getattr(torch, spec.handed_dtype(dtype_name(takes.dtype)))
+    else:  # torch computes little with the rarer kinds
+        dtype = takes.dtype if tensor.is_floating_point() else torch.int64
+    # Token types of a known table go into a batch's arrays, which are made on the host.
+    device = torch.device("cpu") if name == TYPE_IDS and takes.types else takes.device
+    return _Given(tensor.to(device, dtype), spec)
+
+
+def _plain(name: str, value: torch.Tensor | NDArray[Any]) -> torch.Tensor:
+    """A tensor of numbers. Arrays are copied, since torch warns of those that may not be changed and refuses those that run
+    backwards."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" or value.dtype.itemsize > _LARGEST_NUMBER_BYTES:
             raise ValueError(f"{name} holds {value.dtype}, which no model takes")
-        value = torch.from_numpy(value.astype(np.float32 if value.dtype.kind == "f" else np.int64))
+        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
     if value.layout is not torch.strided:
-        raise ValueError(f"{name} is a {_word(value.layout)} tensor; give a plain one, as to_dense() makes it")
+        raise ValueError(f"{name} is a {dtype_name(value.layout)} tensor; give a plain one, as to_dense() makes it")
     if value.device.type == "meta":
         raise ValueError(f"{name} is on the device meta, which holds no values")
     if value.is_complex() or value.is_quantized:
-        raise ValueError(f"{name} holds {_word(value.dtype)}, which no model takes")
-    return value.detach() if value.is_floating_point() else value.detach().long()
-
-
-def _word(of_torch: object) -> str:
-    return str(of_torch).removeprefix("torch.")
+        raise ValueError(f"{name} holds {dtype_name(value.dtype)}, which no model takes")
+    return value.detach()
 
 
 def _check_types(types: torch.Tensor, rows: int | None) -> None:
     """Raise ValueError for what is no type, or outside the table: on a GPU it would end this process's use of the device."""
     if types.is_floating_point():
-        raise ValueError(f"{_TYPES} holds {_word(types.dtype)}; types are integers")
+        raise ValueError(f"{TYPE_IDS} holds {dtype_name(types.dtype)}; types are integers")
     if types.ndim > 1:
-        raise ValueError(f"{_TYPES} has the shape {tuple(types.shape)}; give one type for each token")
+        raise ValueError(f"{TYPE_IDS} has the shape {tuple(types.shape)}; give one type for each token")
     if rows is None:
         return
+    types = types.long()
     for value in (int(types.min()), int(types.max())) if types.numel() else ():
         if not 0 <= value < rows:
-            raise ValueError(f"{_TYPES} has the type {value}; this model's types are 0 to {rows - 1}")
+            raise ValueError(f"{TYPE_IDS} has the type {value}; this model's types are 0 to {rows - 1}")
 
 
-def _split(name: str, tensor: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
-    """The rows of each input."""
-    if tensor.ndim == 0 or len(tensor) != sum(lengths):
+def _check_rows(name: str, tensor: torch.Tensor, tokens: int) -> None:
+    if tensor.ndim == 0 or len(tensor) != tokens:
         found = f"has {len(tensor)} rows" if tensor.ndim else "is a single number"
         raise ValueError(
-            f"{name} {found}, but the inputs have {sum(lengths)} tokens in all; give one row for each token, input by input"
+            f"{name} {found}, but the inputs have {tokens} tokens in all; give one row for each token, input by input"
         )
-    return torch.split(tensor, list(lengths))

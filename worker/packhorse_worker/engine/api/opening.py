@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,21 @@ class Opened:
     settings: ModelSettings
 
 
-def open_model(given: Mapping[str, Any], device: str | torch.device) -> Opened:
-    """Load the model that the arguments name. Raises ValueError naming an argument, and ModelFilesError naming a file."""
+def open_model(given: Mapping[str, Any], device: str | torch.device, show_progress: bool | None) -> Opened:
+    """Load the model that the arguments name. For ``show_progress`` see ``load_runner``.
+
+    Raises ValueError naming an argument, and ModelFilesError naming a file.
+    """
     try:
         settings, batching = read_settings(given)
         place = Device(find_device(device), workers=1)
         _bound_threads()
         folder = read_model_folder(find_folder(settings, weights=True), settings)
-        with _library_logging_kept(), undisturbed(place.torch_device.type):
-            return Opened(load_runner(folder, served_names(settings)[0], settings, batching, place), folder, settings)
+        current = torch.cuda.device(place.torch_device) if place.torch_device.type == "cuda" else nullcontext()
+        with _library_logging_kept(), undisturbed(place.torch_device.type), current:
+            name = served_names(settings)[0]
+            runner = load_runner(folder, name, settings, batching, place, show_progress=show_progress)
+            return Opened(runner, folder, settings)
     except SettingsError as problem:
         raise ValueError(str(problem)) from None
 

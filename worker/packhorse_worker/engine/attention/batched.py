@@ -52,26 +52,26 @@ class _Filled:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Heads:
     """What the layers of a forward have in common: their tensors are of shape (rows, heads, head size)."""
 
-    heads: int
+    count: int
     step: int
-    """Heads from one row to the next in memory: more than ``heads`` where query, key and value lie side by side."""
+    """Heads from one row to the next in memory: more than ``count`` where query, key and value lie side by side."""
     dtype: torch.dtype
 
 
 def step_of(tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> int | None:
-    """``Shape.step`` of query, key and value; None where they lie otherwise, and would have to be copied."""
+    """``Heads.step`` of query, key and value; None where they lie otherwise, and would have to be copied."""
     size = tensors[0].shape[2]
     strides = {each.stride() for each in tensors}
     row, head, value = next(iter(strides))
     return row // size if len(strides) == 1 and (head, value) == (size, 1) and row % size == 0 else None
 
 
-def plan(layout: Layout, shape: Shape) -> list[Chunk | Run]:
+def plan(layout: Layout, heads: Heads) -> list[Chunk | Run]:
     """What to do with each part of a layout, in order: a ``Chunk`` for ``attend``, a ``Run`` for a flash kernel."""
-    dtype = shape.dtype
+    dtype = heads.dtype
     widest = _WIDEST.get(dtype, 0)
     if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         widest = 0
@@ -79,20 +79,20 @@ def plan(layout: Layout, shape: Shape) -> list[Chunk | Run]:
     waiting: list[Run] = []
     for run in layout.runs:
         if waiting and _width(waiting[0]) != _width(run):
-            parts += _chunks(waiting, shape)
+            parts += _chunks(waiting, heads)
             waiting = []
         if run.length > widest:
             parts.append(run)
         else:
             waiting.append(run)
     if waiting:
-        parts += _chunks(waiting, shape)
+        parts += _chunks(waiting, heads)
     return parts
 
 
 def attend(chunk: Chunk, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], into: torch.Tensor, scale: float) -> None:
     """Attention of a chunk's inputs, each to all of itself. ``tensors``: query, key and value, as ``into`` of shape (rows,
-    heads, head size), and lying in memory as the plan's ``Shape`` says."""
+    heads, head size), and lying in memory as the plan's ``Heads`` says."""
     q, k, v = (_inputs_of(each, chunk) for each in tensors)
     scores = torch.baddbmm(q.new_empty(1, 1, 1).expand(len(q), chunk.width, chunk.width), q, k.mT, beta=0, alpha=scale)
     if chunk.filled is not None or chunk.width % 32:
@@ -113,33 +113,33 @@ def _width(run: Run) -> int:
     return -(-run.length // _WIDTH_STEP) * _WIDTH_STEP
 
 
-def _chunks(runs: list[Run], shape: Shape) -> list[Chunk]:
+def _chunks(runs: list[Run], heads: Heads) -> list[Chunk]:
     """Chunks of neighbours of one width, powers of two in number: oneDNN prepares its kernels anew for every other one."""
     width = _width(runs[0])
     lengths = np.repeat([run.length for run in runs], [run.inputs for run in runs])
-    most = max(1, _MOST_SCORES[shape.dtype] // (shape.heads * width * width))
+    most = max(1, _MOST_SCORES[heads.dtype] // (heads.count * width * width))
     chunks, done, start = [], 0, runs[0].start
     while done < len(lengths):
         inputs = min(len(lengths) - done, most)
         inputs = 1 << (inputs.bit_length() - 1)
         some = lengths[done : done + inputs]
-        filled = None if (some == width).all() else _fill(some, width, shape)
+        filled = None if (some == width).all() else _fill(some, width, heads)
         chunks.append(Chunk(start, start + int(some.sum()), inputs, width, filled))
         start, done = chunks[-1].end, done + inputs
     return chunks
 
 
-def _fill(lengths: NDArray[np.int64], width: int, shape: Shape) -> _Filled:
+def _fill(lengths: NDArray[np.int64], width: int, heads: Heads) -> _Filled:
     starts = lengths.cumsum() - lengths
-    column, head = np.arange(width), np.arange(shape.heads)
+    column, head = np.arange(width), np.arange(heads.count)
     tokens = starts[:, None] + np.minimum(column, lengths[:, None] - 1)
     is_real = column < lengths[:, None]
     number, place = np.nonzero(is_real)
     mask = np.where(is_real, 0.0, -np.inf).astype(np.float32)
     return _Filled(
-        rows=torch.from_numpy((tokens[:, None, :] * shape.step + head[:, None]).ravel()),
+        rows=torch.from_numpy((tokens[:, None, :] * heads.step + head[:, None]).ravel()),
         mask=torch.from_numpy(mask)[:, None, None],
-        back=torch.from_numpy(((number[:, None] * shape.heads + head) * width + place[:, None]).ravel()),
+        back=torch.from_numpy(((number[:, None] * heads.count + head) * width + place[:, None]).ravel()),
     )
 
 

@@ -1,0 +1,1 @@
+"""Attention over packed inputs: every input sees itself only, whatever lies beside it."""

@@ -1,0 +1,84 @@
+"""Attention by one kernel that is told where inputs begin: one launch for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packhorse_worker.engine.attention.kernels import Kernel, Reach
+from packhorse_worker.engine.attention.way import Scope, check_fits, repeated
+from packhorse_worker.engine.packing import Layout, Shape
+
+_HEAD_STEP = 8
+_SHORTEST = 2
+"""Told that no input is longer than one token, flash attention takes every row for an input of its own where heads are shared:
+rows and slots of no input would be too many or too few."""
+
+
+class Varlen:
+    """See the module. Slots of the shape without an input are inputs of no tokens."""
+
+    is_graphable = True
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.name = kernel.name
+
+    def arrays(self, layout: Layout, shape: Shape) -> dict[str, NDArray[Any]]:
+        """See ``Way``. ``attention_offsets``: int32, (batch size + 1,), the place of each input's first token; then its end."""
+        check_fits(layout, shape)
+        offsets = np.full(shape.batch_size + 1, layout.tokens, dtype=np.int32)
+        offsets[0] = 0
+        np.cumsum(layout.lengths, out=offsets[1 : 1 + len(layout.lengths)])
+        return {"attention_offsets": offsets}
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scope: Scope,
+        *,
+        scale: float,
+        causal: bool,
+        window: int | None,
+    ) -> torch.Tensor:
+        """See ``Way``. Raises NotImplementedError for head sizes, dtypes and windows that the kernel does not take."""
+        self._check(query, key, value, window)
+        if not self._kernel.shares_heads:
+            key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])
+        if not self._kernel.takes_scale and (factor := scale * query.shape[3] ** 0.5) != 1:
+            query = query * factor
+        tensors = (_rows(query), _rows(key), _rows(value))
+        longest = max(_SHORTEST, scope.shape.seq_len)
+        reach = _reach(causal=causal, window=window, longest=longest)
+        return self._kernel.call(tensors, scope.tensors["attention_offsets"], longest, reach, scale).unsqueeze(0)
+
+    def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> None:
+        if window is not None and not self._kernel.takes_window:
+            raise NotImplementedError(f"{self.name} of this version has no sliding window")
+        sizes = {each.shape[3] for each in (query, key, value)}
+        size = max(sizes)
+        if len(sizes) > 1 or size % _HEAD_STEP or size > self._kernel.largest_head:
+            raise NotImplementedError(
+                f"{self.name} takes heads of one size, a multiple of {_HEAD_STEP} up to {self._kernel.largest_head}, "
+                f"not {', '.join(str(each) for each in sorted(sizes))}"
+            )
+        dtypes = {each.dtype for each in (query, key, value)}
+        if len(dtypes) > 1 or not dtypes <= self._kernel.dtypes:
+            raise NotImplementedError(f"{self.name} does not take {', '.join(sorted(str(each) for each in dtypes))}")
+
+
+def _reach(*, causal: bool, window: int | None, longest: int) -> Reach:
+    """A window of w reaches w - 1 tokens far; one that no input is longer than is none, which is faster."""
+    far = -1 if window is None or window >= longest else window - 1
+    return far, 0 if causal else far
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """(1, heads, rows, head size) as (rows, heads, head size). Kernels insist on a head's values lying side by side."""
+    rows = tensor.squeeze(0).transpose(0, 1)
+    return rows if rows.stride(2) == 1 else rows.contiguous()

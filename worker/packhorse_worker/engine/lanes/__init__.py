@@ -1,0 +1,1 @@
+"""How inputs travel to a device and outputs back."""

@@ -1,0 +1,67 @@
+"""Many small arrays as one block of bytes, so that one copy brings all of them to a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+ALIGNMENT_BYTES = 256
+"""Where an array may begin: what CUDA's own allocations keep to, and kernels that read wide want."""
+
+_DTYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.bool_): torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one array lies in the block."""
+
+    start: int
+    """In bytes."""
+    end: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every array lies. Arrays of the same names, formats and sizes have the same plan."""
+
+    places: Mapping[str, Place]
+    nbytes: int
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Plan:
+        """The plan for these arrays, in their order."""
+        places = {}
+        end = 0
+        for name, array in arrays.items():
+            start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            end = start + array.nbytes
+            places[name] = Place(start, end, _DTYPES[array.dtype], array.shape)
+        return cls(places, end)
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], block: torch.Tensor) -> None:
+        """Copy the arrays into a block of bytes, uint8, on the host."""
+        room = block.numpy()
+        for name, place in self.places.items():
+            room[place.start : place.end] = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
+
+    def views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The arrays in a block of bytes, uint8, as tensors that share its memory."""
+        return {name: block[place.start : place.end].view(place.dtype).view(place.shape) for name, place in self.places.items()}
+
+
+def room_for(nbytes: int) -> int:
+    """Bytes of a block that shall hold so many: the next power of two, so that a block is rarely too small twice."""
+    return 1 << max(16, math.ceil(math.log2(max(nbytes, 1))))
