@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from packhorse_shared.devices import device_words
+from packhorse_shared.devices import AUTO, checked_words
 from packhorse_shared.errors import SettingsError
 from packhorse_shared.settings import ProcessSettings, Settings
 
@@ -44,9 +44,9 @@ def check_contradictions(settings: Settings, labels: Mapping[str, str]) -> Setti
         raise SettingsError(label("root_path"), f"{http.root_path!r} must start with /")
     _check_broker(label, settings.process)
     _check_matryoshka(label("matryoshka_dimensions"), settings.model.matryoshka_dimensions)
-    if settings.workers.devices != ("auto",):
+    if settings.workers.devices != (AUTO,):
         try:
-            device_words(settings.workers.devices, None)
+            checked_words(settings.workers.devices)
         except SettingsError as problem:
             raise SettingsError(label("devices"), str(problem).removeprefix("devices: ")) from None
     return msgspec.structs.replace(settings, http=msgspec.structs.replace(http, root_path=http.root_path.rstrip("/")))

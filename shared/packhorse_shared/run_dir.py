@@ -38,6 +38,14 @@ class RunningServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """supervisord's control socket (unix://PATH), or None when the broker does not run under supervisord."""
 
 
+class ServerDevices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ``devices.json`` holds: which devices the server's settings meant when it started."""
+
+    cuda_visible_devices: str | None
+    """The variable under which that was so."""
+    words: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths and rules of one run directory. Constructing it touches nothing."""
@@ -72,6 +80,11 @@ class RunDir:
     def server_file(self) -> Path:
         """Where to find the server's parts; see ``RunningServer``."""
         return self.path / "server.json"
+
+    @property
+    def devices_file(self) -> Path:
+        """Which devices the server runs on; see ``ServerDevices``."""
+        return self.path / "devices.json"
 
     @property
     def lock_file(self) -> Path:
@@ -173,6 +186,17 @@ class RunDir:
             return decode_settings(self.settings_file)
         except (OSError, msgspec.DecodeError) as problem:
             raise self._unreadable(self.settings_file, problem) from None
+
+    def write_devices(self, devices: ServerDevices) -> None:
+        """Leave the devices of this server for its workers."""
+        self._write_private(self.devices_file, msgspec.json.encode(devices))
+
+    def read_devices(self) -> ServerDevices | None:
+        """What ``write_devices`` left; None when there is nothing readable."""
+        try:
+            return msgspec.json.decode(self.devices_file.read_bytes(), type=ServerDevices)
+        except (OSError, msgspec.DecodeError):
+            return None
 
     def write_server(self, server: RunningServer) -> None:
         """Leave how to find the server's parts."""

@@ -19,6 +19,7 @@ from packhorse.locate import locate, tool_parser
 from packhorse.slots import worker_count
 from packhorse.status import summary
 from packhorse_shared import __version__
+from packhorse_shared.devices import Devices
 from packhorse_shared.errors import CannotStartError, SettingsError
 from packhorse_shared.messages import ModelStatus, QueueStatus, RateStatus, StatusReport, WorkerStatus
 from packhorse_shared.run_dir import RunDir
@@ -180,12 +181,11 @@ def test_paths_are_absolute_for_processes_that_run_elsewhere(tmp_path: Path, mon
 
 
 def test_worker_count() -> None:
-    assert worker_count(Settings(), "") == 1
-    assert worker_count(Settings(), "GPU-a,GPU-b") == 2
-    both = Settings(workers=WorkerSettings(devices=("0", "1"), workers_per_device=3))
-    assert worker_count(both, None) == 6
-    with pytest.raises(SettingsError, match="make 128 workers, limit 64"):
-        worker_count(Settings(workers=WorkerSettings(devices=("0", "1"), workers_per_device=64)), None)
+    assert worker_count(Settings(), Devices(("cpu",))) == 1
+    assert worker_count(Settings(), Devices(("GPU-a", "GPU-b"))) == 2
+    assert worker_count(Settings(workers=WorkerSettings(workers_per_device=3)), Devices(("0", "1"))) == 6
+    with pytest.raises(SettingsError, match="64 on each of 2 devices make 128 workers, limit 64"):
+        worker_count(Settings(workers=WorkerSettings(workers_per_device=64)), Devices(("0", "1")))
 
 
 def test_kubernetes_port_names_no_server(live_run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

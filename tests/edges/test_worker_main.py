@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from packhorse_shared.cores import usable_cores
 from packhorse_shared.errors import CannotStartError, SettingsError
 from packhorse_shared.key_folders import make_keys, read_worker_keys
-from packhorse_shared.run_dir import RunDir
+from packhorse_shared.run_dir import RunDir, ServerDevices
 from packhorse_shared.settings import BatchingSettings, ModelSettings, Settings, WorkerSettings
 from packhorse_worker import joining
-from packhorse_worker.__main__ import _parser, _place, main, spinning
+from packhorse_worker import place as place_module
+from packhorse_worker.__main__ import _parser, main
+from packhorse_worker.cuda_device import check_cuda
 from packhorse_worker.joining import join
 from packhorse_worker.meeting import RemoteBroker
+from packhorse_worker.place import BY_HAND, Place, environment_of, find_place
+from stub_gpus import MISMATCH, cards, pretend
 
 SERVER = Settings(
     model=ModelSettings(model="/models/a"),
@@ -39,7 +44,7 @@ def test_joins_with_the_servers_settings_and_its_own_flags(run_dir: RunDir) -> N
     assert joined == run_dir
     assert settings.model.model == "/models/a"
     assert (settings.batching.max_batch_size, settings.batching.max_num_tokens) == (7, 99)
-    assert _place(settings, joined, -1, {}).device == "3"
+    assert find_place(settings.workers, run_dir, BY_HAND, {})[0].device == "3"
 
 
 def test_finds_the_run_dir_by_environment(run_dir: RunDir) -> None:
@@ -66,18 +71,132 @@ def test_without_a_server_it_says_so_in_one_line(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("slot", "device"), [(0, "GPU-a"), (1, "GPU-a"), (2, "GPU-b"), (3, "GPU-b"), (4, "GPU-a")])
-def test_slots_fill_one_device_after_the_other(run_dir: RunDir, slot: int, device: str) -> None:
-    assert _place(SERVER, run_dir, slot, {}).device == device
+# ---- devices and cores ----
 
 
-def test_cpu_workers_share_the_usable_cores(run_dir: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("slot", "device"),
+    [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-a"), (3, "GPU-b"), (4, "GPU-a"), (63, "GPU-b"), (BY_HAND, "GPU-a")],
+)
+def test_slots_go_round_the_devices(run_dir: RunDir, slot: int, device: str) -> None:
+    """Whatever number of workers `packhorse scale` leaves, the lowest slots are spread over all devices."""
+    assert find_place(SERVER.workers, run_dir, slot, {})[0].device == device
+
+
+def test_what_auto_meant_at_the_start_holds_for_the_life_of_the_server(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card that is lost would turn the next worker into one on another card, or on the CPU, without a word."""
+    auto = WorkerSettings()
+    pretend(monkeypatch, cards("GPU-a", "GPU-b", "GPU-c"))
+    assert [find_place(auto, run_dir, slot, {})[0].device for slot in (0, 1, 2)] == ["0", "1", "2"]
+    run_dir.write_devices(ServerDevices(None, ("0", "1", "2")))
+    for machine in (cards("GPU-a"), {"error": MISMATCH}):
+        pretend(monkeypatch, machine)
+        assert [find_place(auto, run_dir, slot, {})[0].device for slot in (0, 1, 2)] == ["0", "1", "2"]
+    assert find_place(auto, run_dir, 0, {"CUDA_VISIBLE_DEVICES": "GPU-a"})[0].device == "GPU-a", "another server's file"
+    run_dir.devices_file.write_text("{")
+    assert find_place(auto, run_dir, 2, {})[0].device == "cpu"
+
+
+def test_a_worker_by_hand_takes_the_servers_devices_unless_its_shell_shows_others(run_dir: RunDir) -> None:
+    run_dir.write_devices(ServerDevices("3,4", ("3", "4")))
+    assert find_place(WorkerSettings(), run_dir, BY_HAND, {})[0].device == "3"
+    assert find_place(WorkerSettings(), run_dir, BY_HAND, {"CUDA_VISIBLE_DEVICES": "5"})[0].device == "5"
+    assert find_place(WorkerSettings(devices=("6",)), run_dir, BY_HAND, {"CUDA_VISIBLE_DEVICES": "5"})[0].device == "6"
+
+
+def test_a_worker_by_hand_on_a_device_that_is_not_there_is_one_clear_line(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, cards("GPU-a", "GPU-b"))
+    assert main([f"--run_dir={run_dir.path}", "--devices=3"]) == 3
+    line = capsys.readouterr().err
+    assert line == "packhorse worker: devices: '3' names no device of this machine; there is GPU 0 to 1 (nvidia-smi -L)\n"
+
+
+@pytest.mark.parametrize("word", ["3", "GPU-aaaa", "MIG-GPU-a/1/0"])
+def test_a_worker_sees_its_device_alone(word: str) -> None:
+    place = Place(None, 0, word, 2, 1)
+    assert environment_of(place, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == {
+        "CUDA_VISIBLE_DEVICES": word,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
+        "GOMP_SPINCOUNT": "10000",
+    }
+    assert "CUDA_DEVICE_ORDER" not in environment_of(place, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+
+
+def test_a_worker_on_the_cpu_sees_no_device() -> None:
+    assert environment_of(Place(None, 0, "cpu", 2, 1), {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_how_threads_wait_is_set_unless_somebody_did() -> None:
+    for theirs in ({"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}):
+        assert "GOMP_SPINCOUNT" not in environment_of(Place(None, 0, "cpu", 2, 1), theirs)
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("0", "1"), tuple("01234567")])
+def test_workers_share_the_usable_cores(run_dir: RunDir, devices: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place_module, "usable_cores", lambda: 32)
+
     def threads(workers: int) -> int:
-        settings = Settings(workers=WorkerSettings(devices=("cpu",), workers_per_device=workers))
-        return _place(settings, run_dir, 0, {}).threads
+        return find_place(WorkerSettings(devices=devices, workers_per_device=workers), run_dir, 0, {})[0].threads
 
-    assert threads(1) == usable_cores()
-    assert threads(64) == max(1, usable_cores() // 64)
+    assert threads(1) == 32 // len(devices)
+    assert threads(4) == max(1, 32 // (4 * len(devices)))
+    assert threads(64) == 1
+
+
+class FakeTorch:
+    """As much of torch as is asked whether it finds a device."""
+
+    __version__ = "2.13.0"
+
+    def __init__(self, cuda: str | None, problem: str = "", *, finds: bool = False) -> None:
+        self.version = SimpleNamespace(cuda=cuda)
+        self.cuda = SimpleNamespace(is_available=lambda: finds, init=self._init)
+        self._problem = problem
+
+    def _init(self) -> None:
+        if self._problem:
+            raise RuntimeError(self._problem)
+
+
+@pytest.mark.parametrize(
+    ("torch", "machine", "words"),
+    [
+        (
+            FakeTorch(None),
+            cards("GPU-a"),
+            "this PyTorch (2.13.0) is built without CUDA, and device 0 needs it; install",
+        ),
+        (
+            FakeTorch("13.0", "The NVIDIA driver on your system is too old (found version 11040).\nPlease update"),
+            cards("GPU-a"),
+            "PyTorch 2.13.0 for CUDA 13.0 finds no device under CUDA_VISIBLE_DEVICES=0: The NVIDIA driver on your system is "
+            "too old (found version 11040); the driver lists 1 GPU. ",
+        ),
+        (
+            FakeTorch("13.0", "No CUDA GPUs are available"),
+            {"error": MISMATCH},
+            "No CUDA GPUs are available; the NVIDIA driver's library and kernel module are of different versions",
+        ),
+        (FakeTorch("13.0"), cards("GPU-a", "GPU-b"), "it gives no reason; the driver lists 2 GPUs. "),
+    ],
+)
+def test_torch_that_finds_no_device_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, torch: FakeTorch, machine: dict[str, Any], words: str
+) -> None:
+    pretend(monkeypatch, machine)
+    with pytest.raises(CannotStartError) as raised:
+        check_cuda(torch, "0")
+    assert str(raised.value).startswith("devices: ")
+    assert words in str(raised.value)
+    assert "--devices cpu" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    check_cuda(FakeTorch("13.0", finds=True), "0")
 
 
 # ---- joining a server on another machine ----
@@ -116,7 +235,7 @@ def test_joins_over_tcp_with_the_servers_settings_and_this_machines_devices(
     assert settings.process.log_format == "json"
     assert settings.process.curve_keys == str(keys / "gpu1")
     settings, _ = join(remote_flags(keys, f"--model={model}", "--devices=3"), {})
-    assert _place(settings, None, -1, {}).device == "3"
+    assert find_place(settings.workers, None, BY_HAND, {})[0].device == "3"
     with pytest.raises(SettingsError, match="--devices: a worker runs on one device"):
         join(remote_flags(keys, f"--model={model}", "--devices=3,4"), {})
 
@@ -157,8 +276,3 @@ def test_what_cannot_be_joined_is_one_clear_line(flags: list[str], reason: str, 
     line = capsys.readouterr().err
     assert line.startswith(f"packhorse worker: {reason}")
     assert line.count("\n") == 1
-
-
-def test_how_threads_wait_is_set_unless_somebody_did() -> None:
-    assert spinning({}) == {"GOMP_SPINCOUNT": "10000"}
-    assert spinning({"OMP_WAIT_POLICY": "ACTIVE"}) == spinning({"GOMP_SPINCOUNT": "7"}) == {}

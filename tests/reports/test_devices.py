@@ -11,29 +11,34 @@ import pytest
 
 from conftest import StackFactory
 from harm import logged
-from packhorse_shared.settings import ModelSettings, Settings, WorkerSettings
-from packhorse_worker.__main__ import _place
 from reports.asking import ask
+from stub_gpus import NO_DRIVER, driver_environment
 
 LOAD = """
 import os, sys
-from packhorse_shared.settings import ModelSettings, Settings, WorkerSettings
-from packhorse_worker.__main__ import _load, _place
-settings = Settings(model=ModelSettings(model=sys.argv[1]), workers=WorkerSettings(devices=(sys.argv[2],)))
-try:
-    _load(settings, _place(settings, None, int(sys.argv[3]), os.environ))
-except Exception as problem:
-    print(problem)
-import torch
-print(repr(os.environ["CUDA_VISIBLE_DEVICES"]), torch.cuda.is_initialized())
+import packhorse_worker.__main__ as worker
+
+load = worker._load
+
+def loaded(settings, place):
+    try:
+        load(settings, place)
+    except Exception as problem:
+        print(problem)
+    import torch
+    print(repr(os.environ["CUDA_VISIBLE_DEVICES"]), torch.cuda.is_initialized(), flush=True)
+    os._exit(0)
+
+worker._load = loaded
+worker.main(sys.argv[1:])
 """
-"""Loads a model as a worker does, and says what it let torch see."""
+"""A worker that loads its model, says what it let torch see, and ends."""
 
 
-def loaded(model: Path, devices: str, slot: int, visible: str) -> str:
+def loaded(model: Path, devices: str, slot: int, visible: str, run_dir: Path) -> str:
     shown = subprocess.run(
-        [sys.executable, "-c", LOAD, str(model), devices, str(slot)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": visible},
+        [sys.executable, "-c", LOAD, f"--model={model}", f"--devices={devices}", f"--slot={slot}", f"--run_dir={run_dir}"],
+        env=os.environ | driver_environment({"error": NO_DRIVER}) | {"CUDA_VISIBLE_DEVICES": visible},
         capture_output=True,
         text=True,
         timeout=90,
@@ -42,18 +47,18 @@ def loaded(model: Path, devices: str, slot: int, visible: str) -> str:
     return shown.stdout
 
 
-def test_devices_are_words_and_each_worker_has_one(t_model: Path) -> None:
+def test_devices_are_words_and_each_worker_has_one(t_model: Path, tmp_path: Path) -> None:
     """UUIDs of devices read as numbers end the start; or each worker sees all devices, and all of them take the first."""
-    visible = {"CUDA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb"}
-    settings = Settings(model=ModelSettings(model="/models/a"), workers=WorkerSettings())
-    assert [_place(settings, None, slot, visible).device for slot in (0, 1)] == ["GPU-aaaa", "GPU-bbbb"]
-    shown = loaded(t_model, "auto", 1, visible["CUDA_VISIBLE_DEVICES"])
-    assert shown.splitlines()[-1] == "'GPU-bbbb' False"
+    for slot, word in enumerate(("GPU-aaaa", "GPU-bbbb")):
+        shown = loaded(t_model, "auto", slot, "GPU-aaaa,GPU-bbbb", tmp_path / "run").splitlines()
+        assert shown[0].startswith("devices: ")
+        assert word in shown[0]
+        assert shown[-1] == f"'{word}' False"
 
 
-def test_a_cpu_worker_sees_no_gpu(t_model: Path) -> None:
+def test_a_cpu_worker_sees_no_gpu(t_model: Path, tmp_path: Path) -> None:
     """A server for the CPU makes a context on the GPU all the same, and ends when that one is full."""
-    assert loaded(t_model, "cpu", 0, "GPU-aaaa").splitlines() == ["'' False"]
+    assert loaded(t_model, "cpu", 0, "GPU-aaaa", tmp_path / "run").splitlines() == ["'' False"]
 
 
 @pytest.mark.process

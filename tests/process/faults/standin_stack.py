@@ -13,7 +13,7 @@ import msgspec
 
 import standin
 from stack import Stack
-from standin import FOLDER_VARIABLE, TRAPS_NAME, Computed, Traps
+from standin import FOLDER_VARIABLE, LOST_NAME, TRAPS_NAME, Computed, Seen, Traps
 from waiting import wait_until
 
 
@@ -66,6 +66,15 @@ class StandInStack(Stack):
                 if line.endswith(b"\n"):  # else it is being written, or its worker was killed over it
                     yield msgspec.json.decode(line, type=Computed)
 
+    def seen(self) -> dict[str, Seen]:
+        """What the worker of each slot, its last one, sees of the machine; by the name that it has in /status."""
+        paths = sorted(self.run_dir.glob("seen-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return {_name(found): found for found in (msgspec.json.decode(path.read_bytes(), type=Seen) for path in paths)}
+
+    def lose_device(self) -> None:
+        """The next batch, on whatever worker, meets a device that is lost."""
+        (self.run_dir / LOST_NAME).touch()
+
     def forget_deaths(self) -> None:
         """Release the crash brakes, which would hold up the next workers for the deaths of the tests before."""
         for path in self.run_dir.glob("worker-*.starts"):
@@ -78,6 +87,10 @@ class StandInStack(Stack):
 
 StandInFactory = Callable[..., StandInStack]
 """The fixtures ``make_standin`` and ``make_shared_standin``: flags, ``environment=`` and the fields of ``Traps``."""
+
+
+def _name(worker: Seen) -> str:
+    return f"worker-{worker.slot}" if worker.slot >= 0 else f"worker-{worker.pid}"
 
 
 def _write_script(path: Path, line: str) -> None:
