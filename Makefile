@@ -14,6 +14,9 @@ ARGS ?=
 # How long `make storm` blows.
 MINUTES ?= 10
 
+# An interpreter with everything that is needed, torch for CUDA above all, for `make gpu-check`: then nothing is installed.
+GPU_PYTHON ?=
+
 # Where `make clients` puts the clients of others.
 CLIENTS := .clients
 
@@ -34,7 +37,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: help serve test check install clients faults soak storm format lint types clean
+.PHONY: help serve test check install clients faults soak storm gpu-check format lint types clean
 
 help:
 	@echo 'make serve    start the server on the bundled model (HOST, PORT, MODEL, ARGS)'
@@ -44,6 +47,7 @@ help:
 	@echo 'make faults   the tests of faults alone, with the aims of speed: for a machine that does nothing else'
 	@echo 'make soak     the tests that count in thousands or wait for minutes, at their full length (half an hour)'
 	@echo 'make storm    all faults at random on a running server (MINUTES, ARGS)'
+	@echo 'make gpu-check  on a machine with GPUs: their tests, then their benchmark (GPU_PYTHON or VENV, ARGS for the benchmark)'
 	@echo 'make format   format the code'
 	@echo 'make clean    remove the virtual environment and caches'
 
@@ -101,6 +105,18 @@ soak: $(VENV)/.installed-test
 
 storm: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python tests/process/faults/storm.py --minutes $(MINUTES) $(ARGS)
+
+# Says that there is no GPU before minutes of installing, not after.
+ifeq ($(GPU_PYTHON),)
+gpu-check:
+	@test -e /dev/nvidiactl || test -e /dev/dxg || command -v nvidia-smi >/dev/null || \
+	  { echo "gpu-check: this machine has no GPU that NVIDIA's driver tells of; nothing was run" >&2; exit 1; }
+	@$(MAKE) --no-print-directory $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+else
+gpu-check:
+	@$(GPU_PYTHON) benchmarks/gpu_check.py $(ARGS)
+endif
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

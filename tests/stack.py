@@ -11,13 +11,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import httpx
-import openai
 import psutil
 
 from waiting import wait_until
+
+if TYPE_CHECKING:
+    import openai
 
 ROOT = Path(__file__).resolve().parent.parent
 START_WITHIN_S = 90.0
@@ -146,9 +148,13 @@ class Stack:
         )
 
     def client(self, **options: Any) -> openai.OpenAI:
+        import openai
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", **options)
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        import openai
+
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", **options)
 
     def terminate(self) -> None:
