@@ -17,6 +17,7 @@ from packhorse_shared.settings import BatchingSettings, ModelSettings, Settings,
 from packhorse_worker import joining
 from packhorse_worker import place as place_module
 from packhorse_worker.__main__ import _parser, main
+from packhorse_worker.backend import DeviceLostError
 from packhorse_worker.cuda_device import check_cuda
 from packhorse_worker.joining import join
 from packhorse_worker.meeting import RemoteBroker
@@ -191,12 +192,21 @@ def test_torch_that_finds_no_device_is_one_clear_line(
 ) -> None:
     pretend(monkeypatch, machine)
     with pytest.raises(CannotStartError) as raised:
-        check_cuda(torch, "0")
+        check_cuda(torch, "0", was_cut_off=False)
     assert str(raised.value).startswith("devices: ")
     assert words in str(raised.value)
     assert "--devices cpu" in str(raised.value)
     assert "\n" not in str(raised.value)
-    check_cuda(FakeTorch("13.0", finds=True), "0")
+    check_cuda(FakeTorch("13.0", finds=True), "0", was_cut_off=False)
+
+
+def test_a_card_that_was_there_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose card is lost ends for good when the card is not back at once, and somebody has to start it by hand."""
+    pretend(monkeypatch, cards("GPU-a"))
+    with pytest.raises(DeviceLostError, match="finds no device under CUDA_VISIBLE_DEVICES=0"):
+        check_cuda(FakeTorch("13.0", "unknown error"), "0", was_cut_off=True)
+    with pytest.raises(CannotStartError, match="without CUDA"):
+        check_cuda(FakeTorch(None), "0", was_cut_off=True)
 
 
 # ---- joining a server on another machine ----

@@ -87,7 +87,7 @@ def _run(settings: Settings, meeting: MeetingPoint, place: Place, *, supervised:
         if brake is not None and (wait_s := brake.begin(time.monotonic())) > 0:
             log.warning("this worker died soon after its last starts, so it waits", extra={"wait_s": wait_s})
             time.sleep(wait_s)
-        return _load(settings, place)
+        return _load(settings, place, was_cut_off=brake is not None and brake.was_cut_off)
 
     def exit_now(status: int) -> None:
         os._exit(leave(status))
@@ -110,7 +110,7 @@ def _signals() -> int:
     return read_end
 
 
-def _load(settings: Settings, place: Place) -> Backend:
+def _load(settings: Settings, place: Place, *, was_cut_off: bool = False) -> Backend:
     """The model, loaded and warmed up. What is wrong with its files is found before torch is imported: that takes seconds."""
     from packhorse_worker.engine.files.model_folder import read_model_folder  # noqa: PLC0415 (as below: only once we are announced)
     from packhorse_worker.engine.files.weights import find_weights  # noqa: PLC0415
@@ -128,7 +128,7 @@ def _load(settings: Settings, place: Place) -> Backend:
     torch.set_num_threads(place.threads)
     torch.set_num_interop_threads(1)
     if place.device != CPU:
-        check_cuda(torch, place.device)
+        check_cuda(torch, place.device, was_cut_off=was_cut_off)
         torch.backends.cudnn.allow_tf32 = False  # torch's convolutions would round float32 to TF32; its matrix products do not
     device = Device(torch.device("cpu" if place.device == CPU else "cuda:0"), place.workers_on_device)
     try:

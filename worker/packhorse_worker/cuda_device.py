@@ -6,10 +6,15 @@ from typing import Any
 
 from packhorse_shared.errors import CannotStartError
 from packhorse_shared.nvml import read_inventory
+from packhorse_worker.backend import DeviceLostError
 
 
-def check_cuda(torch: Any, word: str) -> None:
-    """Raises CannotStartError with one line when ``torch`` finds no device under ``word``, which CUDA_VISIBLE_DEVICES holds."""
+def check_cuda(torch: Any, word: str, *, was_cut_off: bool) -> None:
+    """Raises CannotStartError with one line when ``torch`` finds no device under ``word``, which CUDA_VISIBLE_DEVICES holds.
+
+    ``was_cut_off``: the start before this one did not end well. Then it is DeviceLostError where a card may be missing, after which
+    the worker is started again: a card that was lost may come back, and nobody should have to start its worker by hand.
+    """
     if torch.cuda.is_available():
         return
     if torch.version.cuda is None:
@@ -18,7 +23,7 @@ def check_cuda(torch: Any, word: str) -> None:
             "build of PyTorch, or say --devices cpu"
         )
     build = f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}"
-    raise CannotStartError(
+    raise (DeviceLostError if was_cut_off else CannotStartError)(
         f"devices: {build} finds no device under CUDA_VISIBLE_DEVICES={word}: {_reason(torch)}; {_driver()}. Compare with "
         "nvidia-smi -L, or say --devices cpu"
     )
