@@ -117,6 +117,8 @@ def attention(
     for each in tensors:
         assert each.dim() == 3
         assert each.stride(2) == 1, "a head's values lie side by side"
+        begins = (*each.stride()[:2], each.storage_offset())
+        assert not any(each % 8 for each in begins), "eight values of 16 bits are read at once"
         assert (each.shape[0], each.shape[2], each.dtype) == (query.shape[0], query.shape[2], query.dtype)
     assert query.shape[2] % 8 == 0
     assert query.shape[1] % key.shape[1] == 0

@@ -28,6 +28,8 @@ from gpu.card import (
     smallest_cosine,
 )
 from packhorse import EncodeError, Encoder
+from packhorse_worker.engine.graphs.cuda import CudaRecorder
+from packhorse_worker.engine.lanes.queues import CudaQueue
 from tiny_families import FAMILIES, PADDED, build_family
 from tiny_heads import HEADS, build_causal_reranker, build_cross_encoder, build_head, build_pooled_reranker
 from tiny_models import build_l, build_n, build_t
@@ -35,6 +37,8 @@ from tiny_models import build_l, build_n, build_t
 pytestmark = on_gpu
 
 DTYPES = ("float32", "bfloat16")
+MAY_READ_BACK = {("qwen3-moe", "float32")}
+"""Experts in float32: torch multiplies them one by one, and reads back how many tokens each one has."""
 FIT_NO_GRAPH = ((2,) * 9, (60,) * 6, (60, 60, 60, 60, 20, 20))
 """More inputs, or more tokens, than a forward may have: several forwards, some of them of no graph's size."""
 
@@ -86,7 +90,8 @@ def test_a_replay_gives_what_the_eager_forward_gives(
     """A graph that reads memory which something else was put into, or what the last batch left."""
     with counting_replays(monkeypatch) as replays:
         family.assert_same(lengths)
-    assert (replays.count > 0) == (IS_CUDA and family.name not in PADDED)
+    if (family.name, family.dtype) not in MAY_READ_BACK:
+        assert (replays.count > 0) == (IS_CUDA and family.name not in PADDED)
 
 
 @pytest.mark.parametrize("lengths", FIT_NO_GRAPH, ids=lambda lengths: f"{len(lengths)} inputs, {sum(lengths)} tokens")
@@ -152,6 +157,24 @@ def test_nothing_is_captured_at_run_time(served: Pair, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", refuse)
     for lengths in (*SHAPES, *FIT_NO_GRAPH):
         served.assert_same(lengths)
+
+
+@only_cuda
+def test_a_capture_that_cuda_refuses_leaves_everything_as_it_was(served: Pair) -> None:
+    """torch takes the capture for still under way: no memory is given back, no random number made; its stream stays current."""
+    device = served.graphs.device
+    queue = CudaQueue(device)
+    recorder = CudaRecorder(queue, device)
+    ones = torch.ones(3, device=device)
+    before = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError, match="captur"):
+        recorder.record(ones.cpu)
+    assert torch.cuda.current_stream() == before
+    torch.cuda.empty_cache()
+    assert bool((torch.rand(3, device=device) < 1).all())
+    recorder.run(lambda: ones * 2)
+    assert recorder.replay(recorder.record(lambda: ones * 2)).tolist() == [2, 2, 2]
+    served.assert_same((9, 2, 30, 7))
 
 
 @only_cuda

@@ -180,4 +180,4 @@ def test_a_neighbour_full_of_nan_changes_nothing(way: Way, first: int, last: int
 def test_a_layout_has_one_run_for_neighbours_of_equal_length() -> None:
     layout = layout_of([5, 5, 3, 5])
     assert layout.runs == (Run(0, 2, 5), Run(10, 1, 3), Run(13, 1, 5))
-    assert (layout.tokens, layout.longest, layout.starts()) == (18, 5, [0, 5, 10, 13])
+    assert (layout.tokens, layout.longest, layout.starts.tolist()) == (18, 5, [0, 5, 10, 13])

@@ -152,6 +152,20 @@ def test_what_a_kernel_does_not_take_is_refused(sizes: tuple[int, int], dtype: t
         way.attend(query, query, value, scope_of(way, [4], Shape(4, 1, 4)), scale=1.0, causal=False, window=None)
 
 
+@pytest.mark.parametrize(("before", "behind"), [(0, 0), (8, 16), (3, 0), (8, 3), (3, 5)])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_kernel_gets_heads_that_begin_where_it_may_read(before: int, behind: int, heads: int) -> None:
+    """A misaligned address, which ends the CUDA context: the reference kernel refuses it."""
+    shape = Shape(5, 2, 3)
+    wide = torch.randn(5, before + heads * 8 + behind, generator=torch.Generator().manual_seed(7))
+    part = wide[:, before : before + heads * 8].view(5, heads, 8).transpose(0, 1)[None]
+    options: dict[str, Any] = {"scale": 0.3, "causal": False, "window": None}
+    found, exact = (
+        way.attend(part, part, part, scope_of(way, [2, 3], shape), **options) for way in (WAYS["torch_2_13"], ByRuns())
+    )
+    assert float((found - exact).abs().max()) <= 1e-5
+
+
 def test_values_of_another_size_than_keys() -> None:
     q, k, v = random_tensors(Shape(5, 2, 3), 2, 2)
     shape = Shape(5, 2, 3)

@@ -58,10 +58,11 @@ MODES = ["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoke
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("include_prompt", [True, False])
-def test_every_pooling_in_a_graph(bert: Runner, include_prompt: bool, way: str) -> None:
+def test_every_pooling_in_a_graph(bert: Runner, include_prompt: bool, in_parts: bool, way: str) -> None:
     pooling = Pooling(modes=tuple(MODES), include_prompt=include_prompt)  # type: ignore[arg-type]
-    readout = Embedding(pooling, torch.nn.Sequential())
+    readout = Embedding(pooling, torch.nn.Sequential(), in_parts=in_parts)
     width = HIDDEN * len(MODES)
     old = bert.pipeline
     pipeline = Pipeline(old.transform, readout, Sizes(width, HIDDEN), old.activation, old.device)

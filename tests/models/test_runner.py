@@ -18,7 +18,8 @@ from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.budget import TokenBudget
 from packhorse_worker.engine.grouping import PackedGrouping, PaddedGrouping
 from packhorse_worker.engine.lanes.lane import DirectLane, How
-from packhorse_worker.engine.runner import Outcome, Runner
+from packhorse_worker.engine.outcome import Outcome
+from packhorse_worker.engine.runner import Runner
 
 Inputs = Sequence[Input]
 PADDED = PaddedGrouping(2048, 4, 0.15)

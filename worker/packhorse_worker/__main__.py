@@ -130,6 +130,8 @@ def _load(settings: Settings, place: Place, *, was_cut_off: bool = False) -> Bac
     if place.device != CPU:
         check_cuda(torch, place.device, was_cut_off=was_cut_off)
         torch.backends.cudnn.allow_tf32 = False  # torch's convolutions would round float32 to TF32; its matrix products do not
+        # torch prefers cuDNN's attention on some cards, which makes a plan for every new shape: long for what runs but once.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     device = Device(torch.device("cpu" if place.device == CPU else "cuda:0"), place.workers_on_device)
     try:
         encoder = Encoder.from_settings(folder, served_names(settings.model)[0], settings.model, settings.batching, device)

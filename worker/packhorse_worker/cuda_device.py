@@ -12,8 +12,8 @@ from packhorse_worker.backend import DeviceLostError
 def check_cuda(torch: Any, word: str, *, was_cut_off: bool) -> None:
     """Raises CannotStartError with one line when ``torch`` finds no device under ``word``, which CUDA_VISIBLE_DEVICES holds.
 
-    ``was_cut_off``: the start before this one did not end well. Then it is DeviceLostError where a card may be missing, after which
-    the worker is started again: a card that was lost may come back, and nobody should have to start its worker by hand.
+    ``was_cut_off``: the start before this one did not end well. Then it is DeviceLostError where a card may be missing, and the
+    worker is started again: a card that was lost may come back, and nobody should have to start its worker by hand.
     """
     if torch.cuda.is_available():
         return

@@ -8,7 +8,7 @@ kinds give the same thing: the last hidden state of every token, the inputs one 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -102,6 +102,7 @@ class PackedForward:
         self.way = way
         self._arguments = Arguments(transformer)
         self._first_position = first_position(transformer)
+        self._takes_positions = self._arguments.may_take("position_ids")
         self.takes = self._arguments.takes
         self.makes = self._arguments.makes
         self.token_types = self._arguments.token_types
@@ -120,17 +121,17 @@ class PackedForward:
         """See ``Forward``."""
         arrays: Arrays = {}
         ids = np.zeros((1, shape.num_tokens), dtype=np.int64)
-        real = sum(len(each) for each in inputs)
+        real = int(layout.offsets[len(inputs)])
         np.concatenate([each.ids for each in inputs], out=ids[0, :real], casting="safe")
         has_ids = "inputs_embeds" not in inputs[0].extras
         if has_ids:
             arrays["input_ids"] = ids
-        if self._arguments.may_take("position_ids"):
+        if self._takes_positions:
             arrays["position_ids"] = self._positions(layout, ids if has_ids else None, shape.num_tokens)
         if self._arguments.token_types:
             arrays[_TYPES] = types = np.zeros((1, shape.num_tokens), dtype=np.int64)
             if _TYPES in inputs[0].extras:
-                np.concatenate([_on_host(each) for each in inputs], out=types[0, :real])
+                np.copyto(types[0, :real], _types_of(inputs), casting="same_kind")
         return arrays | self.way.arrays(layout, shape)
 
     def extras(self, inputs: Sequence[Input], shape: Shape) -> dict[str, torch.Tensor]:
@@ -153,14 +154,12 @@ class PackedForward:
     def _positions(self, layout: Layout, ids: NDArray[np.int64] | None, rows: int) -> NDArray[np.int64]:
         """Positions that begin anew with every input, shape (1, rows)."""
         first = self._first_position
-        positions = np.full((1, rows), first, dtype=np.int64)
+        positions = np.full((1, rows), first, dtype=np.int64) if first else np.zeros((1, rows), dtype=np.int64)
         if first and ids is not None and (ids[0, : layout.tokens] == first - 1).any():
-            for start, length in _places(layout):
+            for start, length in zip(layout.starts.tolist(), layout.lengths, strict=True):
                 positions[0, start : start + length] = _positions_but(first - 1, ids[0, start : start + length])
-            return positions
-        counted = np.arange(first, first + layout.longest)
-        for run in layout.runs:
-            positions[0, run.start : run.end].reshape(run.inputs, run.length)[:] = counted[: run.length]
+        else:
+            positions[0, : layout.tokens] += layout.within
         return positions
 
 
@@ -189,7 +188,7 @@ class PaddedForward:
 
     def arrays(self, inputs: Sequence[Input], layout: Layout, shape: Shape) -> Arrays:
         """See ``Forward``."""
-        is_token = np.arange(shape.seq_len) < np.array(layout.lengths)[:, None]
+        is_token = np.arange(shape.seq_len) < layout.sizes[:, None]
         arrays: Arrays = {"attention_mask": is_token.astype(np.int64), "cells": np.flatnonzero(is_token)}
         if "inputs_embeds" not in inputs[0].extras:
             arrays["input_ids"] = np.full(is_token.shape, self._pad_id, dtype=np.int64)
@@ -197,7 +196,7 @@ class PaddedForward:
         if self._arguments.token_types:
             arrays[_TYPES] = np.zeros(is_token.shape, dtype=np.int64)
             if _TYPES in inputs[0].extras:
-                arrays[_TYPES][is_token] = np.concatenate([_on_host(each) for each in inputs])
+                arrays[_TYPES][is_token] = _types_of(inputs)
         return arrays
 
     def extras(self, inputs: Sequence[Input], shape: Shape) -> dict[str, torch.Tensor]:
@@ -220,9 +219,9 @@ class PaddedForward:
         return hidden.flatten(0, 1)[tensors["cells"]]
 
 
-def _on_host(each: Input) -> NDArray[Any]:
-    """The token types of an input."""
-    types: NDArray[Any] = each.extras[_TYPES].rows.cpu().numpy()
+def _types_of(inputs: Sequence[Input]) -> NDArray[Any]:
+    """The token types of all inputs, joined."""
+    types: NDArray[Any] = torch.cat([each.extras[_TYPES].rows for each in inputs]).cpu().numpy()
     return types
 
 
@@ -231,10 +230,6 @@ def _positions_but(pad_id: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     is_real = ids != pad_id
     positions: NDArray[np.int64] = is_real.cumsum() * is_real + pad_id
     return positions
-
-
-def _places(layout: Layout) -> Iterator[tuple[int, int]]:
-    return zip(layout.starts(), layout.lengths, strict=True)
 
 
 def _hidden(output: Any) -> torch.Tensor:

@@ -20,7 +20,10 @@ class PackedGrouping:
         An input longer than that stands alone.
         """
         most = min(self.most_tokens, budget)
-        fair = sum(lengths) / math.ceil(sum(lengths) / most)
+        every = sum(lengths)
+        if every <= most:
+            return len(lengths)
+        fair = every / math.ceil(every / most)
         tokens = lengths[0]
         for count, length in enumerate(lengths[1:], start=1):
             # The next one goes along when the forward comes closer to the fair size with it than without it.

@@ -44,13 +44,15 @@ class Embedding:
 
     is_per_token = False
 
-    def __init__(self, pooling: Pooling, parts: nn.Sequential) -> None:
+    def __init__(self, pooling: Pooling, parts: nn.Sequential, *, in_parts: bool = False) -> None:
+        """For ``in_parts`` see ``pool_arrays``."""
         self._pooling = pooling
         self._parts = parts
+        self._in_parts = in_parts
 
     def arrays(self, inputs: Sequence[Input], layout: Layout, shape: Shape) -> dict[str, NDArray[Any]]:
         """See ``Readout``."""
-        return pool_arrays(inputs, layout, shape, self._pooling)
+        return pool_arrays(inputs, layout, shape, self._pooling, in_parts=self._in_parts)
 
     def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See ``Readout``."""
@@ -114,7 +116,7 @@ class YesNoLogits:
 
     def arrays(self, _inputs: Sequence[Input], layout: Layout, _shape: Shape) -> dict[str, NDArray[Any]]:
         """See ``Readout``."""
-        return {_ROWS: np.array(layout.lasts())}
+        return {_ROWS: layout.lasts}
 
     def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See ``Readout``."""
@@ -177,7 +179,7 @@ class FirstToken:
 
     def arrays(self, _inputs: Sequence[Input], layout: Layout) -> dict[str, NDArray[Any]]:
         """See ``Gather``."""
-        return {_ROWS: np.array(layout.starts())}
+        return {_ROWS: layout.starts}
 
     def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See ``Gather``."""
@@ -192,11 +194,11 @@ class LastTokenBut(FirstToken):
 
     def arrays(self, inputs: Sequence[Input], layout: Layout) -> dict[str, NDArray[Any]]:
         """See ``Gather``."""
-        rows = layout.lasts()
-        for place, (start, each) in enumerate(zip(layout.starts(), inputs, strict=False)):
-            if self._pad_id is not None and each.ids[-1] == self._pad_id:
-                rows[place] = start + max(np.flatnonzero(each.ids != self._pad_id).tolist(), default=0)
-        return {_ROWS: np.array(rows)}
+        rows = layout.lasts
+        for place, each in enumerate(inputs if self._pad_id is not None else ()):
+            if each.ids.item(-1) == self._pad_id:
+                rows[place] = layout.starts[place] + max(np.flatnonzero(each.ids != self._pad_id).tolist(), default=0)
+        return {_ROWS: rows}
 
 
 class MeanOfTokens:
@@ -204,8 +206,7 @@ class MeanOfTokens:
 
     def arrays(self, _inputs: Sequence[Input], layout: Layout) -> dict[str, NDArray[Any]]:
         """See ``Gather``."""
-        lengths = np.array(layout.lengths)
-        return {_BAGS: bags(layout, np.zeros_like(lengths)), _COUNTS: lengths.astype(np.float32)[:, None]}
+        return {_BAGS: bags(layout), _COUNTS: layout.sizes.astype(np.float32)[:, None]}
 
     def __call__(self, hidden: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """See ``Gather``."""

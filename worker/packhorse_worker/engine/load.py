@@ -124,7 +124,7 @@ def _assemble(
     probe = Probe(transformer, facts.vocabulary_rows, facts.max_seq_len, _pad_id(transformer, facts), device)
     manner = probe.find_manner(ways_for(device, getattr(torch, facts.dtype)))
     log.info("batches run %s", manner.name)
-    readout = _readout(folder, transformer, parts.to(device), probe)
+    readout = _readout(folder, transformer, parts.to(device), probe, device)
     activation = getattr(nn, folder.activation)()
     hidden_size = int(transformer.config.get_text_config().hidden_size)
     pipeline = Pipeline(manner.forward, readout, Sizes(facts.dimension, hidden_size), activation, device)
@@ -135,12 +135,12 @@ def _assemble(
     return pipeline, grouping_of(device.type, is_packed=manner.forward.is_packed, pads=manner.pads)
 
 
-def _readout(folder: ModelFolder, transformer: Any, parts: nn.Sequential, probe: Probe) -> Readout:
+def _readout(folder: ModelFolder, transformer: Any, parts: nn.Sequential, probe: Probe, device: torch.device) -> Readout:
     match folder.head:
         case None:
             pooling = folder.parts[0]
             assert isinstance(pooling, Pooling), folder.parts  # the folder's reader saw to it
-            return Embedding(pooling, parts)
+            return Embedding(pooling, parts, in_parts=device.type == "cuda")
         case SequenceHead():
             return SequenceLogits(transformer, probe.find_gather(getattr(transformer.config, "pad_token_id", None)))
         case TokenHead():

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -36,29 +40,48 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """Inputs one behind the other, without padding between them."""
+    """Inputs one behind the other, without padding between them. Nobody writes to its arrays."""
 
     lengths: tuple[int, ...]
     """Tokens of each input, in order; none is 0."""
-    runs: tuple[Run, ...]
+    tokens: int
+    """Tokens of all inputs."""
+    longest: int
+    """Tokens of the longest input."""
+    offsets: NDArray[np.int64] = field(compare=False)
+    """Place of each input's first token, and the end of the last: one more than inputs."""
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all inputs."""
-        return self.runs[-1].end
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest input."""
-        return max(run.length for run in self.runs)
-
-    def starts(self) -> list[int]:
+    def starts(self) -> NDArray[np.int64]:
         """Place of each input's first token."""
-        return [run.start + number * run.length for run in self.runs for number in range(run.inputs)]
+        return self.offsets[:-1]
 
-    def lasts(self) -> list[int]:
+    @property
+    def lasts(self) -> NDArray[np.int64]:
         """Place of each input's last token."""
-        return [start + length - 1 for start, length in zip(self.starts(), self.lengths, strict=True)]
+        return self.offsets[1:] - 1
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """``lengths`` as an array."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def within(self) -> NDArray[np.int64]:
+        """Place of each token in its own input, shape (tokens,)."""
+        places = np.arange(self.tokens)
+        return places if len(self.lengths) == 1 else places - self.starts.repeat(self.sizes)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Fewest when equal lengths stand together."""
+        runs = []
+        start = 0
+        for length, group in itertools.groupby(self.lengths):
+            run = Run(start, sum(1 for _ in group), length)
+            runs.append(run)
+            start = run.end
+        return tuple(runs)
 
 
 _STEPS = ((64, 1), (256, 8), (1024, 16), (4096, 32), (1 << 40, 64))
@@ -78,11 +101,6 @@ def rows_for(tokens: int) -> int:
 
 
 def layout_of(lengths: Sequence[int]) -> Layout:
-    """The layout of inputs of these lengths in this order; fewest runs when equal lengths stand together."""
-    runs = []
-    start = 0
-    for length, group in itertools.groupby(lengths):
-        run = Run(start, sum(1 for _ in group), length)
-        runs.append(run)
-        start = run.end
-    return Layout(tuple(lengths), tuple(runs))
+    """The layout of inputs of these lengths in this order; at least one."""
+    ends = [*itertools.accumulate(lengths, initial=0)]
+    return Layout(tuple(lengths), ends[-1], max(lengths), np.array(ends, dtype=np.int64))

@@ -80,6 +80,11 @@ class Pipeline:
 
         Reads no value back. ``layout`` None: any of this shape. ``arguments`` are handed to the transformer as they are.
         """
+        return self._compute(tensors, layout, shape, arguments, per_token=per_token)
+
+    def _compute(
+        self, tensors: Tensors, layout: Layout | None, shape: Shape, arguments: Mapping[str, Any], *, per_token: bool
+    ) -> torch.Tensor:
         hidden = self.transform(tensors, layout, shape, arguments)
         if per_token and not self.is_per_token:
             return hidden.float()
@@ -95,10 +100,10 @@ class Pipeline:
         (tokens, dimension), the inputs one behind the other; and with ``per_token`` (tokens, hidden size) of any other one.
         ``constants`` are handed to the transformer as they are.
         """
-        layout = layout_of([len(each) for each in inputs])
+        layout = layout_of([len(each.ids) for each in inputs])
         shape = self.transform.shape(layout)
         arrays = self.arrays(inputs, layout, shape)
         tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
         extras = {name: each.to(self.device) for name, each in self.transform.extras(inputs, shape).items()}
-        outputs = self.compute(tensors, layout, shape, {**(constants or {}), **extras}, per_token=per_token)
+        outputs = self._compute(tensors, layout, shape, {**(constants or {}), **extras}, per_token=per_token)
         return outputs[: layout.tokens] if self.gives_tokens(per_token=per_token) else outputs

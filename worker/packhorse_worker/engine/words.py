@@ -23,17 +23,32 @@ def read_words(words: Sequence[NDArray[np.int32]], options: Sequence[EncodeOptio
 
     With more segments than one, ids must be below 2 ** ``SEGMENT_SHIFT``.
     """
-    asked = list(zip(words, options, strict=True))
-    if segments > 1 and not _are_within(np.concatenate(words), _ID_MASK):
-        return [_split(each, option, segments) for each, option in asked]
-    return [Input(each, option.prompt_tokens) for each, option in asked]
+    if segments > 1:
+        joined = words[0] if len(words) == 1 else np.concatenate(words)
+        types = joined >> SEGMENT_SHIFT
+        if types.any():
+            return _split(joined, types, options, [len(each) for each in words], segments)
+    return [Input(each, option.prompt_tokens) for each, option in zip(words, options, strict=True)]
 
 
-def _split(words: NDArray[np.int32], option: EncodeOptions, segments: int) -> Input:
-    types = words >> SEGMENT_SHIFT
-    if not _are_within(types, segments - 1):
-        return Input(words, option.prompt_tokens)
-    return Input(words & _ID_MASK, option.prompt_tokens, {_TYPES: Extra.of_tokens(torch.from_numpy(types.astype(np.int64)))})
+def _split(
+    words: NDArray[np.int32],
+    types: NDArray[np.int32],
+    options: Sequence[EncodeOptions],
+    lengths: list[int],
+    segments: int,
+) -> list[Input]:
+    ids = words & _ID_MASK
+    are_good = _are_within(types, segments - 1)
+    inputs = []
+    end = 0
+    for own, option in zip(torch.split(torch.from_numpy(types.astype(np.int64)), lengths), options, strict=True):
+        start, end = end, end + len(own)
+        if are_good or _are_within(types[start:end], segments - 1):
+            inputs.append(Input(ids[start:end], option.prompt_tokens, {_TYPES: Extra.of_tokens(own)}))
+        else:
+            inputs.append(Input(words[start:end], option.prompt_tokens))
+    return inputs
 
 
 def _are_within(values: NDArray[np.int32], most: int) -> bool:

@@ -27,9 +27,10 @@ from packhorse_worker.engine.declared import Declared
 from packhorse_worker.engine.files.model_folder import ModelFolder
 from packhorse_worker.engine.lanes.lane import How
 from packhorse_worker.engine.load import Device, load_runner
+from packhorse_worker.engine.outcome import Outcome
 from packhorse_worker.engine.pairs import open_pairs
 from packhorse_worker.engine.progress import progress_bar
-from packhorse_worker.engine.runner import Outcome, Runner
+from packhorse_worker.engine.runner import Runner
 from packhorse_worker.engine.surroundings import undisturbed
 from packhorse_worker.engine.words import read_words
 

@@ -11,7 +11,7 @@ import torch
 from packhorse_shared.errors import PackhorseError
 from packhorse_shared.messages import InputFailure
 from packhorse_worker.engine.api.inputs import Asked, Text, Tokens
-from packhorse_worker.engine.runner import Outcome
+from packhorse_worker.engine.outcome import Outcome
 
 _LISTED_FAILURES = 8
 

@@ -34,9 +34,9 @@ class Rectangle:
         count = len(layout.lengths)
         check_fits(layout, shape)
         lengths = np.ones(shape.batch_size, dtype=np.int64)
-        lengths[:count] = layout.lengths
+        lengths[:count] = layout.sizes
         starts = np.zeros(shape.batch_size, dtype=np.int64)
-        starts[:count] = layout.starts()
+        starts[:count] = layout.starts
         column = np.arange(shape.seq_len)
         is_real = column < lengths[:, None]
         corners = starts[:, None] + column * is_real

@@ -30,9 +30,9 @@ class Varlen:
     def arrays(self, layout: Layout, shape: Shape) -> dict[str, NDArray[Any]]:
         """See ``Way``. ``attention_offsets``: int32, (batch size + 1,), the place of each input's first token; then its end."""
         check_fits(layout, shape)
-        offsets = np.full(shape.batch_size + 1, layout.tokens, dtype=np.int32)
-        offsets[0] = 0
-        np.cumsum(layout.lengths, out=offsets[1 : 1 + len(layout.lengths)])
+        offsets = np.empty(shape.batch_size + 1, dtype=np.int32)
+        offsets[: len(layout.offsets)] = layout.offsets
+        offsets[len(layout.offsets) :] = layout.tokens
         return {"attention_offsets": offsets}
 
     def attend(
@@ -79,6 +79,10 @@ def _reach(*, causal: bool, window: int | None, longest: int) -> Reach:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """(1, heads, rows, head size) as (rows, heads, head size). Kernels insist on a head's values lying side by side."""
+    """(1, heads, rows, head size) as (rows, heads, head size). Kernels insist on a head's values lying side by side, and read
+    eight of them at once without a look at where they begin: elsewhere than at a multiple of 16 bytes that is the end of the
+    CUDA context."""
     rows = tensor.squeeze(0).transpose(0, 1)
-    return rows if rows.stride(2) == 1 else rows.contiguous()
+    row, head, value = rows.stride()
+    is_right = value == 1 and not (row % _HEAD_STEP or head % _HEAD_STEP or rows.storage_offset() % _HEAD_STEP)
+    return rows if is_right else rows.clone(memory_format=torch.contiguous_format)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -36,11 +36,7 @@ class CudaRecorder:
         self._before = torch.cuda.memory_reserved(device)
         # A pool that no graph holds any more cannot be used again, and the first capture may find no memory: an empty graph
         # holds it meanwhile.
-        self._holder = torch.cuda.CUDAGraph()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The CUDA Graph is empty", category=UserWarning)
-            with self._capturing(self._holder):
-                pass
+        self._holder = self._empty_graph()
 
     def run(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
         """See ``Recorder``. What only the first run does (kernels loaded, workspaces made) is done then."""
@@ -52,8 +48,14 @@ class CudaRecorder:
     def record(self, function: Callable[[], torch.Tensor]) -> CudaCaptured:
         """See ``Recorder``. Threads that are not ours may go on with theirs meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        with self._capturing(graph):
-            outputs = function()
+        # After a capture that CUDA refused, torch leaves the stream current: so this puts back the one before.
+        with torch.cuda.stream(self._stream):
+            try:
+                with self._capturing(graph):
+                    outputs = function()
+            except BaseException:
+                self._tidy_up()
+                raise
         return CudaCaptured(outputs, graph)
 
     def replay(self, captured: Captured) -> torch.Tensor:
@@ -63,6 +65,24 @@ class CudaRecorder:
             outputs = captured.outputs.clone()
         self._stream.synchronize()
         return outputs
+
+    def _tidy_up(self) -> None:
+        """After a capture that CUDA refused, some versions of torch take it for still under way: the allocator can then give no
+        memory back, and there are no random numbers until a capture has gone well.
+        https://github.com/pytorch/pytorch/pull/180395"""
+        with suppress(RuntimeError, AttributeError):  # it is known to be over, or this torch has no such function
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+        with suppress(RuntimeError):  # what was raised first is what counts
+            self._empty_graph()
+
+    def _empty_graph(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty", category=UserWarning)
+            # What torch makes for the first graph of a process it also writes to at later ones, whatever mode they are made in.
+            with torch.inference_mode(mode=False), self._capturing(graph):
+                pass
+        return graph
 
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
         return torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")

@@ -8,6 +8,7 @@ shape is filled up with dummies of one token.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,15 +65,15 @@ class Graph:
         missing = self.shape.batch_size - len(layout.lengths)
         return layout_of([*layout.lengths, *[1] * missing]) if missing else layout
 
-    def replay(self, block: torch.Tensor, extras: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The outputs for these inputs, a row for each input of the shape or for each of its rows; valid until the next replay
-        of any graph."""
+    def replay_into(self, outputs: torch.Tensor, block: torch.Tensor, extras: Mapping[str, torch.Tensor]) -> None:
+        """Write the outputs for these inputs: of what the graph gives, a row for each input of the shape or for each of its
+        rows, the first ones, as many as ``outputs`` has."""
         with torch.inference_mode():
             self.block.copy_(block, non_blocking=True)
             for name, own in self.extras.items():
                 own.copy_(extras[name], non_blocking=True)
-        self.captured.replay()
-        return self.captured.outputs
+            self.captured.replay()
+            outputs.copy_(self.captured.outputs[: outputs.shape[0]])
 
 
 class Graphs:
@@ -92,7 +93,7 @@ class Graphs:
         """Bytes of the largest block that a graph reads its arrays from."""
         return max((len(graph.block) for graph in self._graphs.values()), default=0)
 
-    def find(self, layout: Layout, extras: frozenset[str]) -> Graph | None:
+    def find(self, layout: Layout, extras: AbstractSet[str]) -> Graph | None:
         """The smallest graph that holds inputs that lie so and bring along tensors of these names; None where none does."""
         shape = self._buckets.find(len(layout.lengths), layout.tokens, layout.longest)
         graph = None if shape is None else self._graphs.get(shape)

@@ -120,7 +120,7 @@ class GraphMaker:
         ids = (np.arange(shape.num_tokens) % self._vocabulary_rows).astype(np.int32)
         inputs = [
             Input(ids[start : start + length], extras={spec.name: self._zeros(spec, length) for spec in self._specs})
-            for start, length in zip(layout.starts(), layout.lengths, strict=True)
+            for start, length in zip(layout.starts.tolist(), layout.lengths, strict=True)
         ]
         return _Stand(shape, layout, inputs)
 

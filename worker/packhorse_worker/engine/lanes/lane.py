@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.forward import Tensors
@@ -26,6 +27,7 @@ from packhorse_worker.engine.pipeline import Pipeline
 FLIGHTS = 2
 """Under way at once: one that computes, one that is ready to. A third would wait for nothing but the first."""
 _FLOAT_BYTES = 4
+_MOST_PLACES = 256
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class QueuedLane:
             raise
 
     def _launch(self, inputs: Sequence[Input], how: How, slot: _Slot) -> _QueuedFlight:
-        layout = layout_of([len(each) for each in inputs])
+        layout = layout_of([len(each.ids) for each in inputs])
         graph = self._find_graph(layout, inputs[0], how)
         pipeline = self._pipeline if graph is None else graph.pipeline
         shape = pipeline.transform.shape(layout) if graph is None else graph.shape
@@ -141,23 +143,22 @@ class QueuedLane:
         rows = layout.tokens if gives_tokens else len(inputs)
         width = self._pipeline.width(per_token=how.per_token)
         self._make_room(slot, plan.nbytes, rows * width * _FLOAT_BYTES)
-        plan.write(arrays, slot.host_in)
+        places, (outputs, landing) = slot.places(plan), slot.outputs(rows, width)
+        for name, room in places.rooms.items():
+            room[...] = arrays[name]
         up, compute, down = self.queues.up, self.queues.compute, self.queues.down
-        block = slot.device_in[: plan.nbytes]
-        up.copy(block, slot.host_in[: plan.nbytes])
+        up.copy(places.device, places.host)
         compute.after(up.mark())
-        outputs = slot.outputs(rows, width)
         if graph is None:
-            forward = _Forward(plan.views(block), layout, shape, lent, how.per_token)
+            forward = _Forward(places.tensors, layout, shape, lent, how.per_token)
             compute.run(lambda: self._run_eagerly(forward, outputs))
         else:
-            compute.run(lambda: _set_aside(graph.replay(block, lent), outputs))
+            compute.run(lambda: graph.replay_into(outputs, places.device, lent))
         computed = compute.mark()
         if not how.to_host:
             slot.flight = flight = _QueuedFlight(computed, lambda: self._own_copy(outputs))
         else:
             down.after(computed)
-            landing = slot.landing(rows, width)
             down.copy(landing, outputs)
             slot.flight = flight = _QueuedFlight(down.mark(), landing.clone)
         if lent or not how.to_host:
@@ -181,7 +182,7 @@ class QueuedLane:
     def _find_graph(self, layout: Layout, first: Input, how: How) -> Graph | None:
         if self.graphs is None or how.constants or (how.per_token and not self._pipeline.is_per_token):
             return None
-        return self.graphs.find(layout, frozenset(name for name in first.extras if not self._pipeline.transform.makes(name)))
+        return self.graphs.find(layout, {name for name in first.extras if not self._pipeline.transform.makes(name)})
 
     def _run_eagerly(self, forward: _Forward, outputs: torch.Tensor) -> None:
         lent = {name: _onto(outputs.device, each) for name, each in forward.lent.items()}
@@ -225,6 +226,18 @@ class _QueuedFlight:
             return self._outputs
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Where the arrays of a plan lie in a slot: all of them together, and one by one."""
+
+    host: torch.Tensor
+    device: torch.Tensor
+    rooms: Mapping[str, NDArray[Any]]
+    """On the host."""
+    tensors: Tensors
+    """On the device."""
+
+
 class _Slot:
     """Memory for one flight at a time: its inputs and outputs, on the host and on the device."""
 
@@ -232,7 +245,10 @@ class _Slot:
         self._queues = queues
         self.flight: _QueuedFlight | None = None
         """Who has the slot."""
-        self.host_in = self.device_in = self._host_out = self._device_out = torch.empty(0, dtype=torch.uint8)
+        self._host_in = self._device_in = torch.empty(0, dtype=torch.uint8)
+        self._host_out = self._device_out = torch.empty(0, dtype=torch.float32)
+        self._places: dict[Plan, _Places] = {}
+        """Of the latest plans: cutting memory up takes as long as filling it."""
 
     def vacate(self) -> None:
         """Wait until the slot is free. What its flight ran into is for who asked for it."""
@@ -243,32 +259,36 @@ class _Slot:
 
     def has_room(self, in_bytes: int, out_bytes: int) -> bool:
         """Whether there is room for so many bytes of inputs and outputs."""
-        return len(self.host_in) >= in_bytes and len(self._host_out) >= out_bytes
+        return self._host_in.nbytes >= in_bytes and self._host_out.nbytes >= out_bytes
 
     def make_room(self, in_bytes: int, out_bytes: int) -> None:
         """Have room for so many bytes of inputs and outputs; the slot must be free."""
-        if len(self.host_in) < in_bytes:
-            self.host_in, self.device_in = self._blocks(in_bytes)
-        if len(self._host_out) < out_bytes:
-            self._host_out, self._device_out = self._blocks(out_bytes)
+        if self._host_in.nbytes < in_bytes:
+            self._host_in, self._device_in = self._blocks(in_bytes)
+            self._places.clear()
+        if self._host_out.nbytes < out_bytes:
+            self._host_out, self._device_out = (block.view(torch.float32) for block in self._blocks(out_bytes))
 
-    def outputs(self, rows: int, width: int) -> torch.Tensor:
-        """Where the outputs are set aside on the device."""
-        return _floats(self._device_out, rows, width)
+    def places(self, plan: Plan) -> _Places:
+        """Where the inputs go."""
+        found = self._places.get(plan)
+        if found is None:
+            if len(self._places) == _MOST_PLACES:
+                self._places.clear()
+            host, device = self._host_in[: plan.nbytes], self._device_in[: plan.nbytes]
+            self._places[plan] = found = _Places(host, device, plan.rooms(host), plan.views(device))
+        return found
 
-    def landing(self, rows: int, width: int) -> torch.Tensor:
-        """Where they come down."""
-        return _floats(self._host_out, rows, width)
+    def outputs(self, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the outputs are set aside on the device, and where they come down."""
+        size, strides = (rows, width), (width, 1)
+        return self._device_out.as_strided(size, strides), self._host_out.as_strided(size, strides)
 
     def _blocks(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         room = room_for(nbytes)
         blocks = self._queues.on_host(room), self._queues.on_device(room)
         self._queues.up.after(self._queues.compute.mark())  # see ``on_device``
         return blocks
-
-
-def _floats(block: torch.Tensor, rows: int, width: int) -> torch.Tensor:
-    return block[: rows * width * _FLOAT_BYTES].view(torch.float32).view(rows, width)
 
 
 def _set_aside(found: torch.Tensor, outputs: torch.Tensor) -> None:

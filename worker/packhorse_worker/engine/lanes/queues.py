@@ -111,7 +111,8 @@ class CudaQueues:
 
     def on_host(self, nbytes: int) -> torch.Tensor:
         """See ``Queues``."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.device(self._device):  # torch pins in the current device's context, and would make one for that
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def on_device(self, nbytes: int) -> torch.Tensor:
         """See ``Queues``."""
