@@ -1,10 +1,11 @@
 """What the host does for a batch on a GPU worker: ``python benchmarks/host.py [--rounds 15] [--json FILE]``. Needs no GPU.
 
 From ``Encoder.start_batch`` to the launch, and from the landing to the ``EncodedBatch``, with a device that does nothing: its
-forward gives zeros, its graphs replay nothing, its queues copy at once and never wait. So what is left is Python, numpy and
-torch's calls, in microseconds of this thread's CPU time for a batch; CUDA's own calls (some 3 for a copy or a mark, 10 for the
-launch of a graph) come on top. Cases take turns; each figure is the median of the rounds, each of them a mean over 200 batches.
-A minute or two with the defaults.
+forward gives zeros, its graphs replay nothing, its queues copy at once and never wait. What is left is Python, numpy and
+torch's calls on the host, in microseconds of this thread's CPU time for a batch. CUDA's own calls (streams, events, the launch)
+and, eager, the transformer's Python come on top. Cases take turns; each figure is the median of the rounds, each a mean over
+200 batches. A few minutes with the defaults. To compare two versions run both in turn: other load moves the figures more than
+their ratio.
 """
 
 from __future__ import annotations
