@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from packhorse_shared.arguments import Parser, add_settings, load_settings
@@ -87,7 +88,7 @@ def _run(settings: Settings, meeting: MeetingPoint, place: Place, *, supervised:
         if brake is not None and (wait_s := brake.begin(time.monotonic())) > 0:
             log.warning("this worker died soon after its last starts, so it waits", extra={"wait_s": wait_s})
             time.sleep(wait_s)
-        return _load(settings, place, was_cut_off=brake is not None and brake.was_cut_off)
+        return _load(settings, replace(place, was_cut_off=brake is not None and brake.was_cut_off))
 
     def exit_now(status: int) -> None:
         os._exit(leave(status))
@@ -110,7 +111,7 @@ def _signals() -> int:
     return read_end
 
 
-def _load(settings: Settings, place: Place, *, was_cut_off: bool = False) -> Backend:
+def _load(settings: Settings, place: Place) -> Backend:
     """The model, loaded and warmed up. What is wrong with its files is found before torch is imported: that takes seconds."""
     from packhorse_worker.engine.files.model_folder import read_model_folder  # noqa: PLC0415 (as below: only once we are announced)
     from packhorse_worker.engine.files.weights import find_weights  # noqa: PLC0415
@@ -128,7 +129,7 @@ def _load(settings: Settings, place: Place, *, was_cut_off: bool = False) -> Bac
     torch.set_num_threads(place.threads)
     torch.set_num_interop_threads(1)
     if place.device != CPU:
-        check_cuda(torch, place.device, was_cut_off=was_cut_off)
+        check_cuda(torch, place.device, was_cut_off=place.was_cut_off)
         torch.backends.cudnn.allow_tf32 = False  # torch's convolutions would round float32 to TF32; its matrix products do not
         # torch prefers cuDNN's attention on some cards, which makes a plan for every new shape: long for what runs but once.
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -29,6 +29,8 @@ class Place:
     threads: int
     """Of one forward pass; at least 1."""
     workers_on_device: int
+    was_cut_off: bool = False
+    """Whether this slot's start before this one did not end well."""
 
 
 def find_place(workers: WorkerSettings, run_dir: RunDir | None, slot: int, environ: Mapping[str, str]) -> tuple[Place, Devices]:
