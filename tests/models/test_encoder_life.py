@@ -102,7 +102,9 @@ def test_settings_reach_the_model(t_model: Path) -> None:
 def test_graphs_have_no_effect_on_a_cpu_and_say_so_once(t_model: Path, caplog: pytest.LogCaptureFixture, config: Any) -> None:
     with caplog.at_level(logging.WARNING), LLM(t_model, encode_only=True, device="cpu", cuda_graph_config=config):
         pass
-    assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["cuda_graph_config has no effect on a CPU"]
+    assert [each.getMessage().partition(":")[0] for each in caplog.records if "packhorse" in each.name] == [
+        "cuda_graph_config has no effect on a CPU"
+    ]
 
 
 @pytest.mark.parametrize("threads", [usable_cores() + 3, 1])

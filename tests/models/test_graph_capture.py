@@ -57,7 +57,7 @@ def test_a_shape_without_memory_is_left_out_with_one_warning(bert: Runner, caplo
         graphs = made.maker.make(buckets, told.append)
     assert len(graphs) == len(buckets.shapes) - 2 == 1
     assert sum(told) == len(buckets.shapes)
-    assert [(record.message, record.graphs, record.of) for record in caplog.records] == [  # type: ignore[attr-defined]
+    assert [(record.message, record.graphs, record.of) for record in caplog.records if "packhorse" in record.name] == [  # type: ignore[attr-defined]
         ("no memory for some CUDA graphs; their batches run eagerly", 2, len(buckets.shapes))
     ]
     lane = QueuedLane(bert.pipeline, made.queues, graphs)
