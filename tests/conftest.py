@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from aims import aims, pytest_terminal_summary  # noqa: F401 (a hook and a fixture)
 from aims import pytest_addoption as add_aims_option
+from packhorse_shared.logs import JsonFormatter, TextFormatter
 from soak import add_soak_option, soak  # noqa: F401 (a fixture)
 from stack import Stack
 
@@ -37,6 +39,19 @@ StackFactory = Callable[..., Stack]
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_aims_option(parser)
     add_soak_option(parser)
+
+
+@pytest.fixture(autouse=True)
+def no_log_handler_is_left() -> Iterator[None]:
+    """What a test's own ``configure_logs`` installed would go on writing to that test's captured stream, closed since."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in root.handlers[:]:
+        if isinstance(handler.formatter, TextFormatter | JsonFormatter):
+            root.removeHandler(handler)
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
 
 
 @pytest.fixture

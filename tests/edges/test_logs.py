@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import unicodedata
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -79,24 +78,13 @@ def test_escape(text: str, expected: str) -> None:
     assert escape(text) == expected
 
 
-@pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    """The root logger, put back afterwards."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield root
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-
-
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_configure(root_logger: logging.Logger, log_format: str) -> None:
+def test_configure(log_format: str) -> None:
     sink = io.StringIO()
     settings = ProcessSettings(log_level="warning", log_format="json" if log_format == "json" else "text")
     configure_logs(settings, "worker-3", sink)
-    root_logger.info("not shown")
-    root_logger.warning("shown")
+    logging.getLogger().info("not shown")
+    logging.getLogger().warning("shown")
     lines = sink.getvalue().splitlines()
     assert len(lines) == 1
     assert "worker-3" in lines[0]

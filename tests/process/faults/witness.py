@@ -16,6 +16,7 @@ from load import Load
 from questions import Question
 from raw_http import connect
 from standin_stack import StandInStack
+from waiting import wait_until
 
 _LOOK_EVERY_S = 0.02
 _HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -37,6 +38,11 @@ class Witnessed:
     most_bytes: int = 0
     """Most resident memory that the frontend had."""
 
+    def wait_for_look(self, within_s: float = 30.0) -> None:
+        """Wait until /health was answered once more, or failed: however short an attack, it is seen before and after."""
+        looks = len(self.health_s)
+        wait_until(lambda: len(self.health_s) > looks or self.faults, within_s, "an answer of /health")
+
 
 @contextmanager
 def bystanders(
@@ -52,8 +58,10 @@ def bystanders(
         watcher = threading.Thread(target=_watch, args=(connection, frontend, witnessed, over), name="witness")
         watcher.start()
         try:
+            witnessed.wait_for_look()
             yield witnessed
             load.wait_for(20)
+            witnessed.wait_for_look()
         finally:
             over.set()
             watcher.join()
