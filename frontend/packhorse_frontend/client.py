@@ -17,6 +17,7 @@ import zmq
 
 from packhorse_frontend.bodies.inputs import Ids
 from packhorse_frontend.exchange import Answered, Encoded, Ending, Exchange, OpenRequest
+from packhorse_frontend.hearing import Hearing
 from packhorse_frontend.rows import RowShape
 from packhorse_shared.codec import Buffer, Decoder, Header, encode
 from packhorse_shared.errors import MalformedMessageError
@@ -42,8 +43,6 @@ from packhorse_shared.sockets import new_identity, open_dealer
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 1.0
-"""A broker that says nothing for so long counts as gone."""
 OWN_GRACE_S = 1.0
 """The broker ends a request at its deadline; if it does not, the frontend does so this much later."""
 _COPY_BELOW_BYTES = 65_536
@@ -73,7 +72,7 @@ class BrokerClient:
         self._decoder = Decoder(BrokerState, Result, RequestFailure, StatusReport, MetricsReport, Introduce)
         self._is_flush_due = False
         self._introducing_to: int | None = None
-        self._heard_at = float("-inf")
+        self._hearing = Hearing()
         self._was_heard = False
         self._was_gone = False
         self._malformed = 0
@@ -102,9 +101,10 @@ class BrokerClient:
 
     def is_connected(self) -> bool:
         """Whether the broker was heard within the last second."""
-        if self._loop.time() - self._heard_at > SILENCE_S:
-            self._read()  # the event loop may have been busy while the answer waits in the socket
-        return self._loop.time() - self._heard_at <= SILENCE_S
+        if self._hearing.look(self._loop.time()):
+            return True
+        self._read()  # the event loop may have been busy while the answer waits in the socket
+        return self._hearing.look(self._loop.time())
 
     @property
     def open_requests(self) -> int:
@@ -226,7 +226,7 @@ class BrokerClient:
         self._loop.call_soon(self._read)
 
     def _hear(self) -> None:
-        self._heard_at = self._loop.time()
+        self._hearing.hear(self._loop.time())
         if not self._was_heard:
             self._was_heard = True
             log.log(logging.INFO if self._was_gone else logging.DEBUG, "broker answers")

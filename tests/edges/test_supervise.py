@@ -55,11 +55,13 @@ while True:
     time.sleep(600)
 """
 LAUNCHER = """
+import signal
 import sys
 from pathlib import Path
 import packhorse.embeddings as command
 from packhorse.cli import main
 command.conf_path = lambda: Path(sys.argv[1])
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup hand its choice on
 sys.exit(main(["embeddings", *sys.argv[2:]]))
 """
 

@@ -34,20 +34,22 @@ class Ending:
         return [answer.status for answer in self.answers]
 
 
-def connect(port: int, *, receive_buffer_bytes: int | None = None) -> socket.socket:
-    """A connection whose calls fail after ``LONGEST_WAIT_S``. A small buffer makes a client that reads slowly."""
+def connect(port: int, *, receive_buffer_bytes: int | None = None, longest_wait_s: float = LONGEST_WAIT_S) -> socket.socket:
+    """A connection whose calls fail after ``longest_wait_s``. A small buffer makes a client that reads slowly."""
     connection = socket.socket()
     if receive_buffer_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-    return _connected(connection, ("127.0.0.1", port))
+    return _connected(connection, ("127.0.0.1", port), longest_wait_s)
 
 
 def connect_unix(path: str) -> socket.socket:
     return _connected(socket.socket(socket.AF_UNIX), path)
 
 
-def _connected(connection: socket.socket, address: tuple[str, int] | str) -> socket.socket:
-    connection.settimeout(LONGEST_WAIT_S)
+def _connected(
+    connection: socket.socket, address: tuple[str, int] | str, longest_wait_s: float = LONGEST_WAIT_S
+) -> socket.socket:
+    connection.settimeout(longest_wait_s)
     try:
         connection.connect(address)
     except OSError:
@@ -72,13 +74,19 @@ def send(port: int, pieces: bytes | Iterable[bytes], *, pause_s: float = 0.0) ->
         return read_to_end(connection, began)
 
 
-def read_to_end(connection: socket.socket, began: float | None = None, *, read_before: bytes = b"") -> Ending:
-    """All that comes until the server closes, or ``LONGEST_WAIT_S`` have passed since ``began``."""
+def read_to_end(
+    connection: socket.socket,
+    began: float | None = None,
+    *,
+    read_before: bytes = b"",
+    longest_wait_s: float = LONGEST_WAIT_S,
+) -> Ending:
+    """All that comes until the server closes, or ``longest_wait_s`` have passed since ``began``."""
     began = time.monotonic() if began is None else began
     ending, reader = Ending(), AnswerReader()
     reader.feed(read_before)
     try:
-        while time.monotonic() < began + LONGEST_WAIT_S:
+        while time.monotonic() < began + longest_wait_s:
             received = connection.recv(1 << 16)
             if not received:
                 ending.is_closed = True
