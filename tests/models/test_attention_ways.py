@@ -25,7 +25,7 @@ from packhorse_worker.engine.attention.packed import use_packed_attention
 from packhorse_worker.engine.attention.rectangle import Rectangle
 from packhorse_worker.engine.attention.runs import ByRuns
 from packhorse_worker.engine.attention.varlen import Varlen
-from packhorse_worker.engine.attention.way import Scope, Way
+from packhorse_worker.engine.attention.way import Pattern, Scope, Way
 from packhorse_worker.engine.attention.ways import first_that_works, graphable_way, ways_for
 from packhorse_worker.engine.batch import Input
 from packhorse_worker.engine.forward import PackedForward
@@ -95,8 +95,8 @@ def test_padded_shapes_give_the_same(name: str, case: Case) -> None:
     q, k, v = random_tensors(shape, *case.heads)
     for each in (q, k, v):
         each[:, :, real:] = float("nan")
-    expected = exact.attend(q, k, v, scope_of(exact, lengths, shape), **options)
-    found = way.attend(q, k, v, scope_of(way, lengths, shape), **options)
+    expected = exact.attend((q, k, v), scope_of(exact, lengths, shape), Pattern(**options))
+    found = way.attend((q, k, v), scope_of(way, lengths, shape), Pattern(**options))
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     assert float((found - expected)[:, :real].abs().max()) <= 1e-5
@@ -149,7 +149,7 @@ def test_what_a_kernel_does_not_take_is_refused(sizes: tuple[int, int], dtype: t
     way = WAYS["torch_2_13"]
     query, value = (torch.zeros(1, 2, 4, size, dtype=dtype) for size in sizes)
     with pytest.raises(NotImplementedError, match=expected):
-        way.attend(query, query, value, scope_of(way, [4], Shape(4, 1, 4)), scale=1.0, causal=False, window=None)
+        way.attend((query, query, value), scope_of(way, [4], Shape(4, 1, 4)), Pattern(1.0, causal=False, window=None))
 
 
 @pytest.mark.parametrize(("before", "behind"), [(0, 0), (8, 16), (3, 0), (8, 3), (3, 5)])
@@ -159,9 +159,9 @@ def test_a_kernel_gets_heads_that_begin_where_it_may_read(before: int, behind: i
     shape = Shape(5, 2, 3)
     wide = torch.randn(5, before + heads * 8 + behind, generator=torch.Generator().manual_seed(7))
     part = wide[:, before : before + heads * 8].view(5, heads, 8).transpose(0, 1)[None]
-    options: dict[str, Any] = {"scale": 0.3, "causal": False, "window": None}
+    pattern = Pattern(0.3, causal=False, window=None)
     found, exact = (
-        way.attend(part, part, part, scope_of(way, [2, 3], shape), **options) for way in (WAYS["torch_2_13"], ByRuns())
+        way.attend((part, part, part), scope_of(way, [2, 3], shape), pattern) for way in (WAYS["torch_2_13"], ByRuns())
     )
     assert float((found - exact).abs().max()) <= 1e-5
 
@@ -170,7 +170,7 @@ def test_values_of_another_size_than_keys() -> None:
     q, k, v = random_tensors(Shape(5, 2, 3), 2, 2)
     shape = Shape(5, 2, 3)
     found = [
-        way.attend(q, k, torch.cat([v, v + 1], -1), scope_of(way, [2, 3], shape), scale=0.3, causal=True, window=None)
+        way.attend((q, k, torch.cat([v, v + 1], -1)), scope_of(way, [2, 3], shape), Pattern(0.3, causal=True, window=None))
         for way in (ByRuns(), Rectangle())
     ]
     assert found[0].shape == (1, 5, 2, 16)
@@ -213,7 +213,7 @@ def test_nothing_is_read_back(signature: Any, window: int | None, *, causal: boo
     scope = scope_of(way, [2, 3], shape)
     with _OnDeviceOnly():
         for _ in range(2):
-            found = way.attend(q, k, v, scope, scale=0.7, causal=causal, window=window)
+            found = way.attend((q, k, v), scope, Pattern(0.7, causal, window))
     assert found.shape == (1, 7, 4, 8)
 
 
@@ -250,7 +250,7 @@ def test_tensors_of_a_gpu_stay_there(name: str, window: int | None, *, causal: b
             name: torch.empty(each.shape, device=gpu, dtype=getattr(torch, each.dtype.name)) for name, each in arrays.items()
         }
         with _OnDeviceOnly():
-            found = way.attend(q, k, v, Scope(way, shape, tensors, None), scale=0.7, causal=causal, window=window)
+            found = way.attend((q, k, v), Scope(way, shape, tensors, None), Pattern(0.7, causal, window))
         assert (found.shape, found.dtype, found.device.type) == ((1, 7, 4, 8), torch.bfloat16, "cuda")
 
 

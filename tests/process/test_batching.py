@@ -42,7 +42,7 @@ def test_full_queue_refuses_at_once_and_the_client_gets_through(make_stack: Stac
     stack.start().wait_ready()
     long_text = "t10 " * 200
     with ThreadPoolExecutor(3) as pool, httpx.Client(timeout=120) as http:
-        bulk = [pool.submit(http.post, f"{stack.url}/v1/embeddings", json={"input": [long_text] * 40}) for _ in range(1)]
+        bulk = [pool.submit(http.post, f"{stack.url}/v1/embeddings", json={"input": [long_text] * 20}) for _ in range(1)]
         wait_until(lambda: stack.status()["queue"]["inputs"] >= 8, 20, "a full queue")
         for refused_input in ("t10", ["t10"], ["t10"] * 3):
             refused = http.post(f"{stack.url}/v1/embeddings", json={"input": refused_input})

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packhorse_worker.engine.attention.way import Tensors
 from packhorse_worker.engine.packing import Layout, Run
 
 _WIDTH_STEP = 16
@@ -61,7 +62,7 @@ class Heads:
     dtype: torch.dtype
 
 
-def step_of(tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> int | None:
+def step_of(tensors: Tensors) -> int | None:
     """``Heads.step`` of query, key and value; None where they lie otherwise, and would have to be copied."""
     size = tensors[0].shape[2]
     strides = {each.stride() for each in tensors}
@@ -90,7 +91,7 @@ def plan(layout: Layout, heads: Heads) -> list[Chunk | Run]:
     return parts
 
 
-def attend(chunk: Chunk, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], into: torch.Tensor, scale: float) -> None:
+def attend(chunk: Chunk, tensors: Tensors, into: torch.Tensor, scale: float) -> None:
     """Attention of a chunk's inputs, each to all of itself. ``tensors``: query, key and value, as ``into`` of shape (rows,
     heads, head size), and lying in memory as the plan's ``Heads`` says."""
     q, k, v = (_inputs_of(each, chunk) for each in tensors)

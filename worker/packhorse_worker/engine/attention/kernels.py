@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
+from packhorse_worker.engine.attention.way import Tensors
+
 log = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
 Reach = tuple[int, int]
 """How many tokens before and behind itself a token sees; -1 for all of them."""
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
 

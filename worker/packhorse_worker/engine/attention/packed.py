@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from packhorse_worker.engine.attention.way import Scope, Way
+from packhorse_worker.engine.attention.way import Pattern, Scope, Way
 from packhorse_worker.engine.packing import Layout, Shape
 
 IMPLEMENTATION = "packhorse_packed"
@@ -72,7 +72,7 @@ def packed_attention(
         scope.windows.add(sliding_window)
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
-    return scope.way.attend(query, key, value, scope, scale=scale, causal=causal, window=sliding_window), None
+    return scope.way.attend((query, key, value), scope, Pattern(scale, causal, sliding_window)), None
 
 
 def use_packed_attention(model: Any) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from packhorse_worker.engine.attention.way import Scope, check_fits, repeated
+from packhorse_worker.engine.attention.way import Pattern, Scope, Tensors, check_fits, repeated
 from packhorse_worker.engine.packing import Layout, Shape
 
 
@@ -44,22 +44,12 @@ class Rectangle:
         cells[: layout.tokens] = np.flatnonzero(is_real[:count])
         return {"attention_cells": cells, "attention_corners": corners.ravel(), "attention_lengths": lengths}
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scope: Scope,
-        *,
-        scale: float,
-        causal: bool,
-        window: int | None,
-    ) -> torch.Tensor:
+    def attend(self, tensors: Tensors, scope: Scope, pattern: Pattern) -> torch.Tensor:
         """See ``Way``."""
-        key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])
-        q, k, v = (_in_rectangle(each, scope) for each in (query, key, value))
-        mask = _mask(scope, causal=causal, window=window)
-        output = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        heads = tensors[0].shape[1]
+        q, k, v = (_in_rectangle(repeated(each, heads), scope) for each in tensors)
+        mask = _mask(scope, pattern)
+        output = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=pattern.scale)
         return output.transpose(1, 2).flatten(0, 1).index_select(0, scope.tensors["attention_cells"]).unsqueeze(0)
 
 
@@ -69,21 +59,21 @@ def _in_rectangle(tensor: torch.Tensor, scope: Scope) -> torch.Tensor:
     return cells.view(scope.shape.batch_size, scope.shape.seq_len, *cells.shape[1:]).transpose(1, 2)
 
 
-def _mask(scope: Scope, *, causal: bool, window: int | None) -> torch.Tensor:
+def _mask(scope: Scope, pattern: Pattern) -> torch.Tensor:
     """Which token sees which, (inputs, 1, 1 or longest, longest); made by the first layer that asks.
 
     Every token of an input sees itself. Cells behind an input's end may see nothing, and nobody reads them.
     """
-    kind = (causal, window)
+    kind = (pattern.causal, pattern.window)
     if kind not in scope.kept:
         lengths = scope.tensors["attention_lengths"]
         place = torch.arange(scope.shape.seq_len, device=lengths.device)
         mask = (place < lengths.view(-1, 1)).view(-1, 1, 1, len(place))
         distance = place.view(-1, 1) - place
-        if causal:
+        if pattern.causal:
             mask = mask & (distance >= 0)
-        if window is not None:
-            mask = mask & (distance.abs() < window)
+        if pattern.window is not None:
+            mask = mask & (distance.abs() < pattern.window)
         scope.kept[kind] = mask
     made: torch.Tensor = scope.kept[kind]
     return made

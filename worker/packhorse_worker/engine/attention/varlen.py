@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from packhorse_worker.engine.attention.kernels import Kernel, Reach
-from packhorse_worker.engine.attention.way import Scope, check_fits, repeated
+from packhorse_worker.engine.attention.way import Pattern, Scope, Tensors, check_fits, repeated
 from packhorse_worker.engine.packing import Layout, Shape
 
 _HEAD_STEP = 8
@@ -35,47 +35,39 @@ class Varlen:
         offsets[len(layout.offsets) :] = layout.tokens
         return {"attention_offsets": offsets}
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scope: Scope,
-        *,
-        scale: float,
-        causal: bool,
-        window: int | None,
-    ) -> torch.Tensor:
+    def attend(self, tensors: Tensors, scope: Scope, pattern: Pattern) -> torch.Tensor:
         """See ``Way``. Raises NotImplementedError for head sizes, dtypes and windows that the kernel does not take."""
-        self._check(query, key, value, window)
+        self._check(tensors, pattern)
+        query, key, value = tensors
         if not self._kernel.shares_heads:
             key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])
-        if not self._kernel.takes_scale and (factor := scale * query.shape[3] ** 0.5) != 1:
+        if not self._kernel.takes_scale and (factor := pattern.scale * query.shape[3] ** 0.5) != 1:
             query = query * factor
-        tensors = (_rows(query), _rows(key), _rows(value))
+        rows = (_rows(query), _rows(key), _rows(value))
         longest = max(_SHORTEST, scope.shape.seq_len)
-        reach = _reach(causal=causal, window=window, longest=longest)
-        return self._kernel.call(tensors, scope.tensors["attention_offsets"], longest, reach, scale).unsqueeze(0)
+        offsets = scope.tensors["attention_offsets"]
+        return self._kernel.call(rows, offsets, longest, _reach(pattern, longest), pattern.scale).unsqueeze(0)
 
-    def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> None:
-        if window is not None and not self._kernel.takes_window:
+    def _check(self, tensors: Tensors, pattern: Pattern) -> None:
+        if pattern.window is not None and not self._kernel.takes_window:
             raise NotImplementedError(f"{self.name} of this version has no sliding window")
-        sizes = {each.shape[3] for each in (query, key, value)}
+        sizes = {each.shape[3] for each in tensors}
         size = max(sizes)
         if len(sizes) > 1 or size % _HEAD_STEP or size > self._kernel.largest_head:
             raise NotImplementedError(
                 f"{self.name} takes heads of one size, a multiple of {_HEAD_STEP} up to {self._kernel.largest_head}, "
                 f"not {', '.join(str(each) for each in sorted(sizes))}"
             )
-        dtypes = {each.dtype for each in (query, key, value)}
+        dtypes = {each.dtype for each in tensors}
         if len(dtypes) > 1 or not dtypes <= self._kernel.dtypes:
             raise NotImplementedError(f"{self.name} does not take {', '.join(sorted(str(each) for each in dtypes))}")
 
 
-def _reach(*, causal: bool, window: int | None, longest: int) -> Reach:
+def _reach(pattern: Pattern, longest: int) -> Reach:
     """A window of w reaches w - 1 tokens far; one that no input is longer than is none, which is faster."""
+    window = pattern.window
     far = -1 if window is None or window >= longest else window - 1
-    return far, 0 if causal else far
+    return far, 0 if pattern.causal else far
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from numpy.typing import NDArray
 
 from packhorse_worker.engine.packing import Layout, Shape
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, key and value."""
+
+
+class Pattern(NamedTuple):
+    """What one layer asks of attention."""
+
+    scale: float
+    """Of the products of query and key."""
+    causal: bool
+    """Whether a token sees only itself and what stands before it."""
+    window: int | None
+    """Keeps pairs less than so many tokens apart."""
 
 
 class Way(Protocol):
@@ -27,22 +41,12 @@ class Way(Protocol):
         longer than ``shape.seq_len``, and together at most ``shape.num_tokens`` tokens.
         """
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scope: Scope,
-        *,
-        scale: float,
-        causal: bool,
-        window: int | None,
-    ) -> torch.Tensor:
+    def attend(self, tensors: Tensors, scope: Scope, pattern: Pattern) -> torch.Tensor:
         """Attention of each input to itself.
 
-        ``query``: (1, heads, rows, head size); ``key`` and ``value``: (1, key-value heads, rows, head size). Returns
+        ``tensors``: query of shape (1, heads, rows, head size); key and value of (1, key-value heads, rows, head size). Returns
         (1, rows, heads, head size). Rows that belong to no input may hold anything, not-a-number included, and reach no
-        other row; in what is returned they may hold anything, too. ``window`` w keeps pairs less than w apart.
+        other row; in what is returned they may hold anything, too.
 
         Raises NotImplementedError for what it cannot compute.
         """

@@ -12,7 +12,7 @@ from packhorse_worker.engine.attention.kernels import Kernel, installed_kernels
 from packhorse_worker.engine.attention.rectangle import Rectangle
 from packhorse_worker.engine.attention.runs import ByRuns
 from packhorse_worker.engine.attention.varlen import Varlen
-from packhorse_worker.engine.attention.way import Scope, Way
+from packhorse_worker.engine.attention.way import Pattern, Scope, Way
 from packhorse_worker.engine.packing import Shape, layout_of
 from packhorse_worker.engine.transformer import first_line
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _FLASH_CAPABILITY = (8, 0)
 _TRIED = (layout_of([5, 1, 12]), Shape(num_tokens=20, batch_size=4, seq_len=16))
 """With rows and a slot that belong to no input."""
-_TRIED_HEADS, _TRIED_SIZE, _TRIED_WINDOW = (4, 2, 2), 64, 4
+_TRIED_HEADS, _TRIED_SIZE, _TRIED_WINDOW, _TRIED_SCALE = (4, 2, 2), 64, 4, 0.2
 _TOLERANCE = 0.03
 """Of the largest value. bfloat16 rounds by less than 0.01, and a token too many or too few makes more."""
 
@@ -69,20 +69,20 @@ def _problem(way: Way, device: torch.device, dtype: torch.dtype, windows: Sequen
     exact = [each.float() for each in tensors]
     for causal, window in itertools.product((False, True), windows):
         try:
-            found = _attend(way, tensors, causal=causal, window=window)
+            found = _attend(way, tensors, Pattern(_TRIED_SCALE, causal, window))
         except Exception as problem:
             return f"{type(problem).__name__}: {first_line(problem)}"
-        wanted = _attend(ByRuns(), exact, causal=causal, window=window)
+        wanted = _attend(ByRuns(), exact, Pattern(_TRIED_SCALE, causal, window))
         difference = float((found - wanted).abs().max() / wanted.abs().max())
         if not difference <= _TOLERANCE:
             return f"differs from SDPA by {difference:.2g} of the largest value, causal {causal}, window {window}"
     return None
 
 
-def _attend(way: Way, tensors: Sequence[torch.Tensor], *, causal: bool, window: int | None) -> torch.Tensor:
+def _attend(way: Way, tensors: Sequence[torch.Tensor], pattern: Pattern) -> torch.Tensor:
     """Attention over ``_TRIED``, (tokens, heads, head size) in float32."""
     layout, shape = _TRIED
     query, key, value = tensors
     arrays = {name: torch.from_numpy(each).to(query.device) for name, each in way.arrays(layout, shape).items()}
     scope = Scope(way, shape, arrays, layout)
-    return way.attend(query, key, value, scope, scale=0.2, causal=causal, window=window)[0, : layout.tokens].float()
+    return way.attend((query, key, value), scope, pattern)[0, : layout.tokens].float()
