@@ -20,6 +20,7 @@ class Broker:
     """The broker's side of the workers' endpoint."""
 
     def __init__(self, run_dir: RunDir) -> None:
+        run_dir.ensure_token()
         self._context = zmq.Context()
         self._socket = open_router(self._context, run_dir.workers_endpoint)
         kinds = (m.WorkerAnnounce, m.WorkerHello, m.Beat, m.Done, m.BatchFailed, m.Draining, m.Bye)

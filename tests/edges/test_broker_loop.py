@@ -6,16 +6,13 @@ import os
 import resource
 import secrets
 import select
-import shutil
 import signal
 import socket as sockets
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from random import Random
 
 import msgspec
@@ -48,14 +45,6 @@ from packhorse_shared.run_dir import RunDir
 from packhorse_shared.sockets import MOST_WAITING_MESSAGES, new_identity, open_dealer, query_status
 from packhorse_shared.watchdog import Watchdog
 from waiting import wait_until
-
-
-@pytest.fixture
-def run_dir() -> Iterator[RunDir]:
-    """A short path: a Unix socket's has room for 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="ph-"))
-    yield RunDir(path)
-    shutil.rmtree(path)
 
 
 @pytest.fixture

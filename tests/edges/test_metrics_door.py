@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,14 +20,6 @@ from packhorse_shared.sockets import new_identity, open_dealer
 
 OK = cell_of(metrics.REQUESTS, "embeddings", "200")
 TALLY = b"\x06"
-
-
-@pytest.fixture
-def run_dir() -> Iterator[RunDir]:
-    """A short path: a Unix socket's has room for 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="ph-"))
-    yield RunDir(path)
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,15 +28,6 @@ from worker_broker import BOOT, Broker
 from worker_thread import FACTS, LIMITS, FakeModel, RunningWorker
 
 WorkerFactory = Callable[..., RunningWorker]
-
-
-@pytest.fixture
-def run_dir() -> Iterator[RunDir]:
-    path = Path(tempfile.mkdtemp(prefix="ph-"))
-    found = RunDir(path)
-    found.ensure_token()
-    yield found
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import random
-import shutil
-import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,15 +79,6 @@ class OverlappingModel(FakeModel):
         for number in range(1, 100):
             self.begins[number].set()
             self.ends[number].set()
-
-
-@pytest.fixture
-def run_dir() -> Iterator[RunDir]:
-    path = Path(tempfile.mkdtemp(prefix="ph-"))
-    found = RunDir(path)
-    found.ensure_token()
-    yield found
-    shutil.rmtree(path)
 
 
 @pytest.fixture
