@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from packhorse import EncodeError, Encoder
+from packhorse_worker.engine import linear
 from packhorse_worker.engine.joined import _Joined
+from packhorse_worker.engine.surroundings import undisturbed
 from tiny_heads import build_head
 from tiny_models import HIDDEN, build_t
 
@@ -62,6 +64,43 @@ def test_the_callers_default_number_format_changes_no_bit(t_model: Path, encoder
     assert found.dtype == made.dtype == torch.float32
     assert torch.equal(found, expected)
     assert torch.equal(made, expected)
+
+
+def test_shorter_products_that_the_caller_allows_change_no_bit(t_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's own linear layers, which look at that switch on processors that multiply bfloat16."""
+    monkeypatch.setattr(linear, "_is_faster", lambda *_: False)
+    with Encoder(t_model) as encoder:
+        expected = encoder.encode(INPUTS, return_raw_logits=True)
+        torch.set_float32_matmul_precision("medium")
+        try:
+            found = encoder.encode(INPUTS, return_raw_logits=True)
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_formats_of_products_are_ours_and_then_the_callers_again(device: str) -> None:
+    """On CUDA convolutions in TF32 and cuDNN's attention are what torch has by itself; a server's workers have neither."""
+    backends: Any = torch.backends
+    convolutions = backends.mkldnn.conv if device == "cpu" else backends.cudnn.conv
+    products = backends.mkldnn.matmul if device == "cpu" else backends.cuda.matmul
+
+    def switches() -> tuple[str, str]:
+        return convolutions.fp32_precision, products.fp32_precision
+
+    before = switches()
+    convolutions.fp32_precision = products.fp32_precision = "tf32"
+    has_cudnn = backends.cuda.cudnn_sdp_enabled()
+    try:
+        with undisturbed(device), undisturbed(device):
+            assert switches() == ("ieee", "ieee")
+            assert backends.cuda.cudnn_sdp_enabled() == (has_cudnn and device == "cpu")
+        assert switches() == ("tf32", "tf32")
+        assert backends.cuda.cudnn_sdp_enabled() == has_cudnn
+    finally:
+        convolutions.fp32_precision, products.fp32_precision = before
 
 
 TYPES = {
@@ -127,8 +166,6 @@ def test_switches_are_true_or_false(encoder: Encoder, name: str) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_in_the_middle_of_a_forward_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
-    from packhorse_worker.engine import linear
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "_is_faster", lambda *_: True)
         encoder = Encoder(build_t(tmp_path))

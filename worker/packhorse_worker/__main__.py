@@ -125,14 +125,13 @@ def _load(settings: Settings, place: Place) -> Backend:
     from packhorse_worker.engine.api.encoder import Encoder  # noqa: PLC0415
     from packhorse_worker.engine.judging import judge_load  # noqa: PLC0415
     from packhorse_worker.engine.load import Device  # noqa: PLC0415
+    from packhorse_worker.engine.surroundings import settle_cuda  # noqa: PLC0415
 
     torch.set_num_threads(place.threads)
     torch.set_num_interop_threads(1)
     if place.device != CPU:
         check_cuda(torch, place.device, was_cut_off=place.was_cut_off)
-        torch.backends.cudnn.allow_tf32 = False  # torch's convolutions would round float32 to TF32; its matrix products do not
-        # torch prefers cuDNN's attention on some cards, which makes a plan for every new shape: long for what runs but once.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        settle_cuda()
     device = Device(torch.device("cpu" if place.device == CPU else "cuda:0"), place.workers_on_device)
     try:
         encoder = Encoder.from_settings(folder, served_names(settings.model)[0], settings.model, settings.batching, device)

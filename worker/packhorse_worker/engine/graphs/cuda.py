@@ -68,12 +68,16 @@ class CudaRecorder:
 
     def _tidy_up(self) -> None:
         """After a capture that CUDA refused, some versions of torch take it for still under way: the allocator can then give no
-        memory back, and there are no random numbers until a capture has gone well.
+        memory back, and there are no random numbers until a capture has gone well. The allocator of pinned memory takes the
+        pool for under way too, cannot be told otherwise, and refuses it from then on: what comes later gets another one.
         https://github.com/pytorch/pytorch/pull/180395"""
-        with suppress(RuntimeError, AttributeError):  # it is known to be over, or this torch has no such function
+        try:
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
+        except (RuntimeError, AttributeError):  # it is known to be over, or this torch has no such function
+            pass
         with suppress(RuntimeError):  # what was raised first is what counts
-            self._empty_graph()
+            self._holder = self._empty_graph()
 
     def _empty_graph(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

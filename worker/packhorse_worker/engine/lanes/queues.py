@@ -121,4 +121,7 @@ class CudaQueues:
 
     def finish_callers(self) -> None:
         """See ``Queues``."""
-        torch.cuda.current_stream(self._device).synchronize()
+        # An event, because a stream is not waited for while another encoder of the process makes its graphs.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch has no types here
+        event.record(torch.cuda.current_stream(self._device))
+        event.synchronize()
