@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from packhorse_broker.leases import CREDITS, WorkerState
+from packhorse_broker.leases import CREDITS, HELD_UP_S, WorkerState
 from packhorse_broker.ledger import Ledger
 from packhorse_broker.requests import Item, Request
 from packhorse_broker.retries import MAX_ATTEMPTS
@@ -54,7 +54,9 @@ def _audit_workers(ledger: Ledger) -> None:
     fleet = ledger.fleet
     batches = [batch for worker in fleet.workers.values() for batch in worker.in_flight]
     assert len({batch.batch_id for batch in batches}) == len(batches)
-    assert fleet.suspect_batches == sum(batch.is_suspect for batch in batches) <= 1
+    suspects = [batch.batch_id for batch in batches if batch.is_suspect]
+    assert sorted(suspects) == sorted(batch.batch_id for batch in fleet.suspect_batches)
+    assert sum(batch.sent_at + HELD_UP_S > ledger.now for batch in fleet.suspect_batches) <= 1
     assert set(fleet.idle) == {worker for worker in fleet.live() if not worker.in_flight}
     for worker in fleet.workers.values():
         assert len(worker.in_flight) <= CREDITS

@@ -47,14 +47,15 @@ def refuse(ledger: Ledger, identity: bytes, reason: str, **fields: int) -> None:
     ledger.log(e.ERROR, f"worker refused: {reason}", **fields)
 
 
-def kill(ledger: Ledger, worker: Worker, reason: str, *, blame: bool) -> None:
-    """End a worker that will not do better. With ``blame``, what it had begun is charged."""
-    _take_work(ledger, worker, blame="the workers that ran this input had to be killed" if blame else None)
+def kill(ledger: Ledger, worker: Worker, reason: str, *, hangs: bool) -> None:
+    """End a worker that will not do better. With ``hangs``, the batch that it runs is charged. What it has begun behind that is
+    not, because batches end in their order: its turn has not come."""
+    moved = _take_work(ledger, worker, blame="the workers that ran this input had to be killed" if hangs else None, hangs=hangs)
     ledger.retire(worker, has_died=worker.state is not WorkerState.DRAINING)
     ledger.meter.count(measures.WORKER_EXITS["killed"])
     ledger.actions.append(e.KillWorker(worker.identity, worker.pid, reason))
     done = "told to end itself" if worker.key_name else "killed"
-    ledger.log(e.ERROR, f"worker {done}: {reason}", worker=worker.name, pid=worker.pid)
+    ledger.log(e.ERROR, f"worker {done}: {reason}", worker=worker.name, pid=worker.pid, inputs_moved=moved)
 
 
 def abandoned_at(ledger: Ledger) -> float | None:
@@ -67,13 +68,12 @@ def abandoned_at(ledger: Ledger) -> float | None:
     return max(ledger.drain_began_at, ledger.last_gone_at) + BACK_WITHIN_S
 
 
-def _take_work(ledger: Ledger, worker: Worker, *, blame: str | None) -> int:
-    """Take everything away from a worker; with ``blame``, what it had begun is charged. Returns the number of inputs."""
+def _take_work(ledger: Ledger, worker: Worker, *, blame: str | None, hangs: bool = False) -> int:
+    """Take everything away from a worker; with ``blame``, what it had begun is charged, or only the first of it if that
+    ``hangs``. Returns the number of inputs."""
     begun, at_hand = ledger.fleet.reclaim(worker)
-    ledger.put_back(at_hand)
-    if blame is None:
-        ledger.put_back(reversed(begun))
-    else:
-        for batch in begun:
-            ledger.charge(batch, ErrorCode.WORKER_DIED, blame, is_deadly=True)
+    charged = 0 if blame is None else 1 if hangs else len(begun)
+    ledger.put_back(reversed((*begun[charged:], *at_hand)))
+    for batch in begun[:charged]:
+        ledger.charge(batch, ErrorCode.WORKER_DIED, str(blame), is_deadly=True, has_hung=hangs)
     return sum(len(batch.items) for batch in (*begun, *at_hand))

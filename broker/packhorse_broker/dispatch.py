@@ -1,9 +1,9 @@
 """The dispatch pass: which worker is sent what, now; and when to look again.
 
-First suspects, one group at a time and only on a worker with nothing else; then idle workers, the one idle longest first;
-then second credits: a batch at hand behind a running one. What is at hand has left the queue, so that nobody can go before it
-any more: a full batch is sent in the last part of the running one, and one that is not full just before its end, because until
-then it would grow. While any worker is idle nothing is queued behind a busy one.
+First suspects, one group at a time unless one takes long, and only on a worker with nothing else; then idle workers, the one
+idle longest first; then second credits: a batch at hand behind a running one. What is at hand has left the queue, so that
+nobody can go before it any more: a full batch is sent in the last part of the running one, and one that is not full just before
+its end, because until then it would grow. While any worker is idle nothing is queued behind a busy one.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def next_dispatch(ledger: Ledger) -> float | None:
 def _send_suspects(ledger: Ledger) -> None:
     fleet = ledger.fleet
     for worker in list(fleet.idle):
-        if fleet.suspect_batches or not ledger.suspects.inputs:
+        if not ledger.suspects.inputs or ledger.now < fleet.held_up_until():
             return
-        items, tokens = ledger.suspects.draw(worker.ready_limits(), fleet.capacity().workers, ledger.now)
+        items, tokens = ledger.suspects.draw(worker.ready_limits(), fleet.free_workers(), ledger.now)
         if items:
             _send(ledger, worker, items, tokens, is_suspect=True)
 
@@ -79,7 +79,7 @@ def _send_ahead(ledger: Ledger) -> None:
 def _with_free_credit(ledger: Ledger) -> Iterator[Worker]:
     """Workers that may be given a batch behind the one that they run."""
     fleet = ledger.fleet
-    if fleet.idle or (not fleet.suspect_batches and _suspects_go_at(ledger) <= ledger.now):
+    if fleet.idle or _suspects_go_at(ledger) <= ledger.now:
         # Waiting suspects need a worker to run empty.
         return
     for worker in fleet.workers.values():
@@ -88,7 +88,9 @@ def _with_free_credit(ledger: Ledger) -> Iterator[Worker]:
 
 
 def _suspects_go_at(ledger: Ledger) -> float:
-    return ledger.suspects.goes_at(ledger.fleet.capacity().workers) if ledger.suspects.inputs else float("inf")
+    if not ledger.suspects.inputs:
+        return float("inf")
+    return max(ledger.suspects.goes_at(ledger.fleet.free_workers()), ledger.fleet.held_up_until())
 
 
 def _end_or_never(worker: Worker) -> float:

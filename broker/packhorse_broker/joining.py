@@ -83,7 +83,7 @@ def judge(ledger: Ledger, worker: Worker, answer: Done | BatchFailed, payload: B
         return
     if (fault := ledger.canaries.find_fault(ledger.model or worker.facts, answer, payload)) is not None:
         ledger.meter.count(measures.CANARY_FAILURES)
-        kill(ledger, worker, f"its answer to the canary is wrong: {fault}", blame=False)
+        kill(ledger, worker, f"its answer to the canary is wrong: {fault}", hangs=False)
         return
     message = "worker is back" if worker.has_passed else "worker ready"
     ledger.model = ledger.model or worker.facts

@@ -18,6 +18,8 @@ from packhorse_broker.stats import BusyShare, MovingAverage
 from packhorse_shared.messages import ModelFacts, WorkerStatus
 
 CREDITS = 2
+HELD_UP_S = 1.0
+"""A batch of suspects holds up those that wait for no longer than this."""
 _SPEED_WEIGHT = 0.2
 _FULL_COUNTS_S = 5.0
 """How long the time of full batches is believed while all batches are small ones. Under load there is always a full one."""
@@ -203,8 +205,8 @@ class Fleet:
         self.workers: dict[bytes, Worker] = {}
         self.idle: OrderedDict[Worker, None] = OrderedDict()
         """Live workers with nothing in flight, the one idle longest first."""
-        self.suspect_batches = 0
-        """Batches of suspects in flight."""
+        self.suspect_batches: list[Batch] = []
+        """Batches of suspects in flight, each alone on its worker."""
         self._last_batch_id = 0
         self._capacity: Capacity | None = None
 
@@ -239,7 +241,8 @@ class Fleet:
         started_at = None if worker.in_flight else now
         batch = Batch(self._last_batch_id, items, tokens, now, started_at, is_full, is_suspect)
         worker.in_flight.append(batch)
-        self.suspect_batches += is_suspect
+        if is_suspect:
+            self.suspect_batches.append(batch)
         self.refresh(worker)
         return batch
 
@@ -248,7 +251,7 @@ class Fleet:
         for position, batch in enumerate(worker.in_flight):
             if batch.batch_id == batch_id:
                 del worker.in_flight[position]
-                self.suspect_batches -= batch.is_suspect
+                self._settle_suspects(batch)
                 if worker.in_flight and worker.in_flight[0].started_at is None:
                     worker.in_flight[0].started_at = now
                 self.refresh(worker)
@@ -258,10 +261,23 @@ class Fleet:
     def reclaim(self, worker: Worker) -> tuple[list[Batch], list[Batch]]:
         """Take everything away from a worker: what it may have begun, and what it had at hand behind that."""
         batches, worker.in_flight = worker.in_flight, []
-        self.suspect_batches -= sum(batch.is_suspect for batch in batches)
+        self._settle_suspects(*batches)
         self.refresh(worker)
         most_begun = CREDITS if worker.overlaps else 1
         return batches[:most_begun], batches[most_begun:]
+
+    def held_up_until(self) -> float:
+        """Until when suspects wait for the ones that run."""
+        return max((batch.sent_at + HELD_UP_S for batch in self.suspect_batches), default=float("-inf"))
+
+    def free_workers(self) -> int:
+        """Live workers that no batch of suspects is with."""
+        return self.capacity().workers - len(self.suspect_batches)
+
+    def _settle_suspects(self, *batches: Batch) -> None:
+        for batch in batches:
+            if batch.is_suspect:
+                self.suspect_batches.remove(batch)
 
     def remove(self, worker: Worker) -> None:
         """Forget a worker, whose work was reclaimed."""

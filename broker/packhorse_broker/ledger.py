@@ -168,10 +168,11 @@ class Ledger:
             for request, indexes in reversed(by_request.items()):
                 self.queue.put_back(request, indexes)
 
-    def charge(self, batch: Batch, code: ErrorCode, message: str, *, is_deadly: bool = False) -> None:
+    def charge(self, batch: Batch, code: ErrorCode, message: str, *, is_deadly: bool = False, has_hung: bool = False) -> None:
         """Charge an attempt to every input of a batch that was lost; out of attempts, its request fails with ``code``.
 
         ``is_deadly``: the worker died of it, or had to be killed. Then an input that is out of attempts is guilty.
+        ``has_hung``: it had to be killed because the batch ran for too long.
         """
         for request, index in batch.items:
             if request.closed:
@@ -184,7 +185,7 @@ class Ledger:
         names = self.gone.keys() | {worker.name for worker in self.fleet.workers.values()}
         items = [item for item in batch.items if not item[0].closed]
         self.meter.count(measures.RETRIES, len(items))
-        self.suspects.add(items, self.now, known_workers=len(names) if is_deadly else 0)
+        self.suspects.add(items, self.now, known_workers=len(names) if is_deadly else 0, alone=has_hung)
 
     def move_silent(self, batch: Batch) -> None:
         """Move a batch away from a worker that fell silent. A silence may be nobody's fault (a stopped process, a machine out

@@ -53,17 +53,17 @@ def _check(ledger: Ledger, worker: Worker) -> None:
     if worker.state is WorkerState.LOADING:
         if now >= worker.last_heard + LOADING_PATIENCE * settings.worker_timeout:
             reason = f"silent for {silent_s:.1f} s while loading ({LOADING_PATIENCE} x worker_timeout)"
-            kill(ledger, worker, reason, blame=False)
+            kill(ledger, worker, reason, hangs=False)
         return
     if batch_ends_by is not None and now >= batch_ends_by:
         what = "a batch runs" if worker.canary is None else "it has not answered the canary"
-        kill(ledger, worker, f"{what} for over {settings.batch_timeout:g} s (batch_timeout)", blame=True)
+        kill(ledger, worker, f"{what} for over {settings.batch_timeout:g} s (batch_timeout)", hangs=True)
         return
     if not worker.is_silent and now >= worker.last_heard + silence_s(ledger):
         _move_work(ledger, worker)
         ledger.log(e.WARNING, f"worker silent for {silent_s:.1f} s: its work is moved", worker=worker.name, pid=worker.pid)
     if worker.is_silent and now >= worker.last_heard + settings.worker_timeout:
-        kill(ledger, worker, f"silent for {silent_s:.1f} s (worker_timeout)", blame=False)
+        kill(ledger, worker, f"silent for {silent_s:.1f} s (worker_timeout)", hangs=False)
 
 
 def _move_work(ledger: Ledger, worker: Worker) -> None:

@@ -26,7 +26,7 @@ def beat(ledger: Ledger, event: e.WorkerBeat) -> None:
         return
     worker.idle_beats = 0
     if tells.busy_ms >= 1000 * ledger.settings.workers.batch_timeout:
-        kill(ledger, worker, f"a batch runs for {tells.busy_ms / 1000:.1f} s (batch_timeout)", blame=True)
+        kill(ledger, worker, f"a batch runs for {tells.busy_ms / 1000:.1f} s (batch_timeout)", hangs=True)
 
 
 def _is_free(ledger: Ledger, worker: Worker) -> None:

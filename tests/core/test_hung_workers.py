@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from broker_story import Story, announce, beat, hello, submit, without_logs
+import pytest
+
+from broker_story import ROOMY, Story, announce, beat, hello, inputs_of, submit, without_logs
 from packhorse_broker import events as e
+from packhorse_broker.leases import HELD_UP_S
+from packhorse_broker.retries import SPARED_S
+from packhorse_shared.messages import WorkerLimits
 
 
 def test_silent_for_a_second_its_work_is_moved() -> None:
@@ -64,8 +69,70 @@ def test_a_batch_over_batch_timeout_kills_its_worker_and_is_charged() -> None:
     story = Story(max_queue_delay=0.0, batch_timeout=2.0, max_batch_size=4).with_frontend().with_workers("w0", "w1")
     story.feed(submit(1, [1] * 4))
     lines = without_logs(story.wait_alive(2.1, "w0", "w1"))
-    # In twos: they were charged, so they are suspects.
-    assert lines[:2] == ["kill w0 2000", "batch 2 -> w1: 1.0 1.1"]
+    # They were charged, so they are suspects; one by one, because the next one that hangs takes as long again.
+    assert lines[:2] == ["kill w0 2000", "batch 2 -> w1: 1.0"]
+    assert story.done("w1", 2) == ["result -> f0: 1.0", "batch 3 -> w1: 1.1"]
+
+
+def test_a_batch_that_waited_behind_the_one_that_hung_is_not_charged() -> None:
+    """Batches end in their order: its turn never came."""
+    story = Story(max_queue_delay=0.0, batch_timeout=2.0, max_batch_size=2).with_frontend()
+    story.with_workers("w0", limits=WorkerLimits(ROOMY.max_batch_size, ROOMY.max_num_tokens, overlaps=True))
+    story.feed(submit(1, [1] * 4))
+    assert [inputs_of(batch) for batch in story.sent.values()] == [[(1, 0), (1, 1)], [(1, 2), (1, 3)]]
+    lines = story.wait_alive(2.1, "w0")
+    assert "log: worker killed: a batch runs for over 2 s (batch_timeout)" in lines
+    story.open.clear()
+    story.with_workers("w1")
+    assert inputs_of(story.sent[3]) == [(1, 0)]
+    assert story.done("w1", 3) == ["result -> f0: 1.0", "batch 4 -> w1: 1.1"]
+    assert story.done("w1", 4) == ["result -> f0: 1.1", "batch 5 -> w1: 1.2 1.3"]
+
+
+def test_a_suspect_that_takes_long_holds_up_no_other() -> None:
+    story = Story(max_queue_delay=0.0, batch_timeout=20.0, max_batch_size=2).with_frontend()
+    story.with_workers("w0", "w1", "w2", "w3")
+    story.feed(submit(1, [1] * 2))
+    assert "batch 2 -> w1: 1.0" in without_logs(story.wait_alive(20.1, "w0", "w1", "w2", "w3"))
+    assert story.wait_alive(HELD_UP_S - 0.2, "w1", "w2", "w3") == []
+    assert story.wait_alive(0.3, "w1", "w2", "w3") == ["batch 3 -> w2: 1.1"]
+    assert story.done("w2", 3) == ["result -> f0: 1.1"]
+
+
+def test_workers_that_hang_with_suspects_do_not_count_when_the_last_one_is_spared() -> None:
+    story = Story(max_queue_delay=0.0, batch_timeout=12.0, max_batch_size=2).with_frontend().with_workers("w0", "w1", "w2")
+    story.feed(submit(1, [1] * 2))
+    assert "batch 2 -> w1: 1.0" in without_logs(story.wait_alive(12.1, "w0", "w1", "w2"))
+    assert story.wait_alive(SPARED_S - 0.3, "w1", "w2") == [], "w2 is the only one that serves the others"
+    assert story.wait_alive(0.4, "w1", "w2") == ["batch 3 -> w2: 1.1"]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("place", [0, 17, 31, 40])
+def test_of_an_input_that_hangs_only_itself_is_late(workers: int, place: int) -> None:
+    """Requests have twice the time of a batch, as by default. A worker is back after a third of a batch's."""
+    story = Story(max_queue_delay=0.0, max_batch_size=32, batch_timeout=12.0).with_frontend()
+    overlapping = WorkerLimits(32, ROOMY.max_num_tokens, overlaps=True)
+    names = [f"w{slot}" for slot in range(workers)]
+    story.with_workers(*names, limits=overlapping)
+    lines = story.feed(*(submit(rid, ttl_s=24.0) for rid in range(64)))
+    back_at: dict[str, float] = {}
+    end = story.now + 23.9
+    while story.now < end:
+        for name in names:
+            if name in back_at and story.now >= back_at[name]:
+                del back_at[name]
+                story.with_workers(name, limits=overlapping)
+            while (batches := story.open.get(name)) and (place, 0) not in inputs_of(story.sent[batches[0]]):
+                lines += story.done(name, batches[0])
+        lines += (waited := story.wait_alive(0.25, *(name for name in names if name not in back_at)))
+        for name in names:
+            if f"kill {name} 200{name[1:]}" in waited:
+                back_at[name] = story.now + 4.0
+                story.open.pop(name)
+    results = [word for line in lines if line.startswith("result") for word in line.split()[3:]]
+    assert sorted(results) == sorted(f"{rid}.0" for rid in range(64) if rid != place)
+    assert {line.split()[3] for line in lines if line.startswith("fail")} <= {str(place)}
 
 
 def test_the_batch_at_hand_does_not_run_out_of_time_while_it_waits() -> None:
