@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,8 +30,11 @@ from gpu_environment import prepare_environment
 from gpu_report import SCHEMA, machine, markdown, show, verdicts
 from rich.console import Console
 
+from packhorse_shared.arguments import Parser
 from packhorse_shared.devices import CPU, find_devices
+from packhorse_shared.errors import SettingsError
 
+DEVICES = ("auto", CPU, "cuda")
 PARTS = ("throughput", "latency", "served")
 NAMES = ("minilm", "bert-base", "bert-large", "qwen3-0.6b")
 _HERE = Path(__file__).resolve().parent
@@ -46,8 +50,6 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         prepare_environment(Path(folder))
-        if options.device == "auto":
-            options.device = CPU if find_devices(("auto",), os.environ).words == (CPU,) else "cuda"
         report = {
             "schema": SCHEMA,
             "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -74,21 +76,54 @@ def write(report: dict[str, Any], out: Path, seconds: float) -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--models", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure (all)")
     parser.add_argument("--served_model", choices=NAMES, default="minilm", help="what the server serves (minilm)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (auto: cuda)")
     parser.add_argument("--quick", action="store_true", help="tiny models, one round: to see that it runs")
-    parser.add_argument("--rounds", type=int, default=5, help="most alternating rounds (5)")
-    parser.add_argument("--budget_s", type=float, default=420, help="no round begins after so many seconds (420)")
+    parser.add_argument("--rounds", type=_rounds, default=5, help="most alternating rounds (5)")
+    parser.add_argument("--budget_s", type=_seconds, default=420, help="no round begins after so many seconds (420)")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds {options.rounds}: at least one")
     if options.quick:
         options.rounds = 1
+    if options.device not in DEVICES:
+        parser.error(f"--device: {options.device[:64]!r} is not allowed; give auto, cpu or cuda")
+    if options.device != CPU:
+        if (problem := _why_no_gpu()) is not None:
+            parser.error(f"--device {options.device}: {problem}")
+        options.device = "cuda"
     return options
+
+
+def _why_no_gpu() -> str | None:
+    """None where there is one, as far as the driver tells."""
+    try:
+        found = find_devices(("auto",), os.environ)
+    except SettingsError as problem:
+        return str(problem)
+    if found.words != (CPU,):
+        return None
+    why = found.remarks[-1].text.partition("the CPU: ")[2]
+    return f"no GPU to use: {why}; give --device cpu if that is meant"
+
+
+def _rounds(word: str) -> int:
+    if not (word.isascii() and word.isdecimal() and len(word) < 6 and int(word)):
+        raise argparse.ArgumentTypeError(f"{word[:64]!r} is not allowed; give a whole number from 1")
+    return int(word)
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{word[:64]!r} is not allowed; give seconds above 0, such as 420")
+    return seconds
 
 
 class Work:

@@ -6,6 +6,7 @@ status is 0 when both went well; 1 when there is no GPU, when a test failed or w
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from gpu_environment import ROOT, prepare_environment
 
-from packhorse_shared.devices import CPU, find_devices
-
+NEEDED = """
+aiohttp httptools httpx huggingface_hub hypothesis msgspec numpy orjson prometheus_client psutil pynvml pytest pytest_timeout
+rich safetensors sentence_transformers starlette supervisor tokenizers torch transformers uvicorn uvloop xdist yaml zmq
+"""
 PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
 # Warnings of libraries of other versions than the pinned ones are no failure here; a file that cannot be imported is one.
 TESTS = [*PYTEST, "-W", "default", "--continue-on-collection-errors", "-m", "gpu", "tests/gpu"]
@@ -23,6 +26,16 @@ BENCHMARK = [sys.executable, "benchmarks/gpu.py"]
 
 
 def main() -> int:
+    missing = [name for name in NEEDED.split() if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"gpu-check: {sys.executable} lacks {', '.join(missing)}; it needs Packhorse's dependencies and those of its extra "
+            "test (see pyproject.toml); nothing was run",
+            file=sys.stderr,
+        )
+        return 1
+    from packhorse_shared.devices import CPU, find_devices  # noqa: PLC0415 (needs some of them)
+
     if find_devices(("auto",), os.environ).words == (CPU,):
         print("gpu-check: this machine has no GPU that NVIDIA's driver tells of; nothing was run", file=sys.stderr)
         return 1

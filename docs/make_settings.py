@@ -27,9 +27,9 @@ def page() -> str:
 
 
 def _row(flag: Flag) -> str:
-    name = f"`{flag.name}` (YAML only)" if flag.yaml_only else f"`--{flag.name}`"
+    name = f"`{flag.name}` (no flag)" if flag.yaml_only else f"`--{flag.name}`"
     words = f" ({', '.join(flag.choices)})" if len(flag.choices) > 1 else ""
-    variable = "" if flag.yaml_only else f"`{flag.variable}`"
+    variable = f"`{flag.variable}`{', as JSON' if flag.yaml_only else ''}"
     return f"| {name} | {_default(flag)} | {flag.description}{words} | {variable} |\n"
 
 

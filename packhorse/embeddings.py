@@ -22,7 +22,7 @@ from packhorse_shared.checks import check_files
 from packhorse_shared.environment import without_ours
 from packhorse_shared.errors import CannotStartError, ModelFilesError, SettingsError
 from packhorse_shared.logs import configure_logs
-from packhorse_shared.model_folder import find_folder, served_names
+from packhorse_shared.model_folder import find_folder, local_folder, served_names
 from packhorse_shared.run_dir import RunDir, open_lock, run_dir_of
 from packhorse_shared.settings import ModelSettings, Settings
 
@@ -132,6 +132,6 @@ def _check_open_files() -> None:
 def _check_model(model: ModelSettings) -> None:
     """Whether a local folder, or the demo model, is there. A Hugging Face name is the workers' to fetch."""
     name = model.model
-    is_local = name is None or name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).is_dir()
+    is_local = name is None or name.startswith((".", "/", "~")) or name.count("/") > 1 or local_folder(name) is not None
     if is_local and not (find_folder(model, weights=True) / "config.json").is_file():
         raise ModelFilesError(f"model: {name} has no config.json; name the folder of a Hugging Face model")

@@ -6,6 +6,7 @@ when it is started again, or when it was added to a running server, does not end
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from packhorse_shared.errors import EXIT_CANNOT_START
 _HOPELESS = (EXIT_USAGE, EXIT_CANNOT_START)
 _STARTS_BEFORE_READY = 3
 """A server that was never ready and whose part has died so often will not become ready by one more try."""
+_EXITED = re.compile(r" exited: (\S+) \((?:terminated by (.+?)(?: \(core dumped\))?;)?")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,12 @@ class FailureWatch:
         if process.group != "worker" or not is_serving:
             return True
         return process.name in self._first_workers and process.start == self._first_start[process.name]
+
+
+def killed_by(name: str, supervisord_log: str) -> str | None:
+    """The signal (SIGKILL) that the part's last life ended by, as supervisord tells; None where it ended by itself."""
+    found = [each[2] for each in _EXITED.finditer(supervisord_log) if each[1] == name]
+    return found[-1] if found else None
 
 
 def _has_failed(process: Process) -> bool:

@@ -28,21 +28,19 @@ def slots(argv: list[str], environ: Mapping[str, str]) -> int:
         if url is None:
             raise CannotStartError("packhorse slots is run by supervisord; start a server with packhorse embeddings")
         check_files(settings)
-        devices = find_devices(settings.workers.devices, environ)
-        workers = worker_count(settings, devices)
         run_dir = run_dir_of(settings.process, settings.http.port, environ.get("XDG_RUNTIME_DIR"))
         run_dir.prepare()
-        run_dir.write_devices(ServerDevices(environ.get(VISIBLE), devices.words))
-    except (SettingsError, CannotStartError) as problem:
-        log.error("%s", problem)  # noqa: TRY400 (one line; where it was raised tells a user nothing)
-        return EXIT_CANNOT_START
-    for remark in devices.remarks:
-        log.log(logging.WARNING if remark.is_warning else logging.INFO, remark.text)
-    try:
-        start_slots(Supervisor(url), frontends=settings.http.num_frontends, workers=workers)
+        supervisor = Supervisor(url)
+        start_slots(supervisor, "frontend", settings.http.num_frontends)  # they answer from the start: a driver may take long
+        devices = find_devices(settings.workers.devices, environ)
+        workers = worker_count(settings, devices)
+        run_dir.write_devices(ServerDevices(environ.get(VISIBLE), devices.words, devices.uuids))
+        for remark in devices.remarks:
+            log.log(logging.WARNING if remark.is_warning else logging.INFO, remark.text)
+        start_slots(supervisor, "worker", workers)
     except PackhorseError as problem:
-        log.error("%s", problem)  # noqa: TRY400
-        return 1
+        log.error("%s", problem)  # noqa: TRY400 (one line; where it was raised tells a user nothing)
+        return EXIT_CANNOT_START if isinstance(problem, SettingsError | CannotStartError) else 1
     return 0
 
 
@@ -57,10 +55,9 @@ def worker_count(settings: Settings, devices: Devices) -> int:
     return count
 
 
-def start_slots(supervisor: Supervisor, *, frontends: int, workers: int) -> None:
-    """Start the lowest slots of both kinds that are not up yet. Frontends come first: they answer from the start."""
+def start_slots(supervisor: Supervisor, group: str, count: int) -> None:
+    """Start the lowest slots of ``group`` (frontend, worker) that are not up yet. Raises PackhorseError."""
     processes = supervisor.processes()
-    for group, count in (("frontend", frontends), ("worker", workers)):
-        for name in (f"{group}-{index}" for index in range(count)):
-            if not processes[name].is_up:
-                supervisor.start(group, name)
+    for name in (f"{group}-{index}" for index in range(count)):
+        if not processes[name].is_up:
+            supervisor.start(group, name)

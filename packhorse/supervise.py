@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packhorse.complaints import Complaints
 from packhorse.control import Supervisor
-from packhorse.failures import FailureWatch, PartFailed
+from packhorse.failures import FailureWatch, PartFailed, killed_by
 from packhorse.tail import LogTail, Terminal
 from packhorse_shared.errors import PackhorseError
 from packhorse_shared.lifetime import die_with_parent
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 SOCKET_NAME = "supervisor.sock"
 _LOG_NAME = "supervisord.log"
+_LAST_LOG_BYTES = 65_536
 _TICK_S = 0.1
 _LOOK_EVERY_S = 5.0
 """supervisord is asked when its log grew, and this often in any case."""
@@ -152,13 +153,32 @@ class _Launcher:
             return False
 
     def _report(self, failed: PartFailed) -> None:
-        reason = failed.spawn_error or self._tail.last_error(failed.name) or "it left no reason in its log"
-        reason = reason.removeprefix("cannot start: ")
+        reason = self._reason(failed).removeprefix("cannot start: ")
         if not failed.ends_server:
             log.error("%s cannot start again, the other workers go on: %s", failed.name, reason)
         elif self._failure is None:
             self._failure = f"{failed.name} cannot start: {reason}"
             self._stop()
+
+    def _reason(self, failed: PartFailed) -> str:
+        """Who is killed by a signal says nothing of it, and what it said before may have nothing to do with it."""
+        if failed.spawn_error:
+            return failed.spawn_error
+        said = self._tail.last_error(failed.name)
+        signal_name = killed_by(failed.name, self._supervisord_log())
+        if signal_name is None:
+            return said or "it left no reason in its log"
+        hint = ", by the kernel if memory ran out (see dmesg)" if signal_name == "SIGKILL" else ""
+        return f"it was killed by {signal_name}{hint}" + (f"; the last in its log: {said}" if said else "")
+
+    def _supervisord_log(self) -> str:
+        """Its end."""
+        try:
+            with (self._run.folder / _LOG_NAME).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_LOG_BYTES))
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def _stop(self) -> None:
         self._stop_by = time.monotonic() + self._run.shutdown_grace_s + _MARGIN_S

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from packhorse_shared import parallelism
 from packhorse_shared.checks import check_contradictions
 from packhorse_shared.environment import FILES, PREFIX, from_environment, to_environment
 from packhorse_shared.errors import SettingsError
 from packhorse_shared.load import Given, build, did_you_mean, to_text
+from packhorse_shared.named_file import find_file
 from packhorse_shared.settings import SECTIONS, Flag, Settings, flags
 from packhorse_shared.triton import from_triton
 from packhorse_shared.yaml_file import from_yaml
@@ -49,8 +51,11 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
             return f"unexpected argument {word}"
-        visible = [option for option in self._option_string_actions if "=" not in option and option.startswith("--")]
-        return f"unknown flag {word}{did_you_mean(word.replace('-', '_').replace('__', '--', 1), visible)}"
+        name = word.lstrip("-").replace("-", "_")
+        if name in parallelism.WORDS:
+            return f"{word}: {parallelism.REFUSAL}"
+        visible = [option[2:] for option in self._option_string_actions if "=" not in option and option.startswith("--")]
+        return f"unknown flag {word}{did_you_mean(name, visible, '--')}"
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -103,10 +108,7 @@ def _file(parsed: argparse.Namespace, in_environment: Given | None, name: str) -
         return None
     if not text.strip():
         raise SettingsError(label, "is empty; give the path of a file")
-    path = Path(text).expanduser()
-    if not path.is_file():
-        raise SettingsError(label, f"there is no file {text}")
-    return path
+    return find_file(label, text)
 
 
 def _add_flag(group: Any, flag: Flag) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from packhorse_shared.devices import AUTO, checked_words
 from packhorse_shared.errors import SettingsError
+from packhorse_shared.named_file import find_file
 from packhorse_shared.settings import ProcessSettings, Settings
 
 LONGEST_UDS_BYTES = 107
@@ -107,10 +108,7 @@ def _check_matryoshka(label: str, dimensions: tuple[str, ...]) -> None:
 
 
 def _check_readable(name: str, text: str) -> None:
-    path = Path(text).expanduser()
-    if not path.is_file():
-        raise SettingsError(name, f"there is no file {text}")
-    if not os.access(path, os.R_OK):
+    if not os.access(find_file(name, text), os.R_OK):
         raise SettingsError(name, f"{text} may not be read by this user")
 
 

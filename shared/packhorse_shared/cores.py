@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
+from packhorse_shared.cgroups import OWN, ROOT, folders_of
 
 
 def usable_cores() -> int:
     """Cores by affinity and by cgroup quota, whichever is fewer; at least 1."""
     affinity = len(os.sched_getaffinity(0))
-    quota = _quota_cores(_OWN_CGROUP, _CGROUP_ROOT)
+    quota = _quota_cores(OWN, ROOT)
     return max(1, affinity if quota is None else min(affinity, int(quota)))
 
 
@@ -21,13 +20,7 @@ def _quota_cores(own_cgroup: Path, root: Path) -> float | None:
 
     Source: Linux kernel documentation, cgroup-v2, ``cpu.max``: ``$MAX $PERIOD`` in microseconds, or ``max``.
     """
-    try:
-        lines = own_cgroup.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    relative = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    folder = root / relative.lstrip("/")
-    quotas = [quota for each in (folder, *folder.parents) if each.is_relative_to(root) and (quota := _read_quota(each))]
+    quotas = [quota for each in folders_of("", own_cgroup, root) if (quota := _read_quota(each))]
     return min(quotas, default=None)
 
 

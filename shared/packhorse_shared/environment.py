@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from packhorse_shared import parallelism
 from packhorse_shared.errors import SettingsError
 from packhorse_shared.graph_config import read_graph_config, refuse_extra_inputs
 from packhorse_shared.load import MAX_VALUE_CHARACTERS, Given, did_you_mean, to_text
@@ -38,7 +39,11 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
         if variable in files:
             found[files[variable]] = Given(variable, (text,))
         elif variable not in known:
-            raise SettingsError(variable, f"unknown setting{did_you_mean(variable, [*known, *files])}")
+            name = variable.removeprefix(PREFIX)
+            if name.lower() in parallelism.WORDS:
+                raise SettingsError(variable, parallelism.REFUSAL)
+            names = [each.removeprefix(PREFIX) for each in (*known, *files)]
+            raise SettingsError(variable, f"unknown setting{did_you_mean(name, names, PREFIX)}")
         elif known[variable].yaml_only:
             found[known[variable].name] = Given(variable, value=_decode_tree(variable, text))
         else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import keyword
 import math
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from packhorse_shared.load import did_you_mean
 from packhorse_shared.settings import MAX_TOKENS
+from packhorse_shared.values import quoted, whole_number
 
 Symbol = Literal["num_tokens", "batch_size"]
 """A dimension whose size follows from a call: the tokens of all its inputs, or how many inputs they are."""
@@ -33,8 +33,8 @@ ENCODE_ARGUMENTS = frozenset(
 """Arguments of ``Encoder.encode``, which never reach a model."""
 
 _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-DTYPES = ("bool", *_WHOLE, *_FLOATS)
+_OF_WEIGHTS = ("float16", "bfloat16", "float32")
+DTYPES = ("bool", *_WHOLE, *_OF_WEIGHTS, "float64")
 _MAX_NAME_CHARACTERS = 128
 _MAX_DIMENSIONS = 8
 _FIELDS = ("name", "shape", "dtype")
@@ -68,11 +68,11 @@ class EncodeExtraInputSpec:
         holds = f"give {', '.join(_FIELDS)}"
         if not isinstance(found, Mapping):
             raise ValueError(  # noqa: TRY004 (whatever is wrong with a configuration is a ValueError)
-                f"{reprlib.repr(found)} is no EncodeExtraInputSpec, nor a mapping; {holds}"
+                f"{quoted(found)} is no EncodeExtraInputSpec, nor a mapping; {holds}"
             )
         for key in found:
             if key not in _FIELDS:
-                raise ValueError(f"{reprlib.repr(key)} is no key of it; {holds}{did_you_mean(str(key)[:64], _FIELDS)}")
+                raise ValueError(f"{quoted(key)} is no key of it; {holds}{did_you_mean(str(key)[:64], _FIELDS)}")
         for key in _FIELDS:
             if key not in found:
                 raise ValueError(f"{key} is missing; {holds}")
@@ -107,7 +107,7 @@ class EncodeExtraInputSpec:
 
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or len(name) > _MAX_NAME_CHARACTERS:
-        raise ValueError(f"name: {reprlib.repr(name)} is not allowed; give an argument of the model's forward by its name")
+        raise ValueError(f"name: {quoted(name)} is not allowed; give an argument of the model's forward by its name")
     if name in RESERVED_INPUTS:
         raise ValueError(f"name: {name} is reserved, as the engine sets it itself; leave it out")
     if name in ENCODE_ARGUMENTS:
@@ -118,31 +118,29 @@ def _name(name: Any) -> str:
 def _shape(name: str, shape: Any) -> tuple[int | Symbol, ...]:
     right = 'give a size for each dimension, exactly one of which is "num_tokens" or "batch_size"'
     if not isinstance(shape, list | tuple) or not 1 <= len(shape) <= _MAX_DIMENSIONS:
-        raise ValueError(f"shape of {name}: {reprlib.repr(shape)} is not allowed; {right} (1 to {_MAX_DIMENSIONS} of them)")
-    fixed = [size for size in shape if not isinstance(size, str)]
-    for size in fixed:
-        if type(size) is not int or not 1 <= size <= MAX_TOKENS:
-            raise ValueError(f"shape of {name}: has {_number(size)}; a fixed size is a whole number from 1 to {MAX_TOKENS}")
-    words = [size for size in shape if isinstance(size, str)]
+        raise ValueError(f"shape of {name}: {quoted(shape)} is not allowed; {right} (1 to {_MAX_DIMENSIONS} of them)")
+    sizes: tuple[Any, ...] = tuple(size if isinstance(size, str) else _fixed(name, size) for size in shape)
+    words = [size for size in sizes if isinstance(size, str)]
     if len(words) != 1 or words[0] not in SYMBOLS:
-        raise ValueError(f"shape of {name}: {reprlib.repr(tuple(shape))} is not allowed; {right}")
-    if math.prod(fixed) > MAX_TOKENS:
-        raise ValueError(f"shape of {name}: {shape} has {math.prod(fixed)} numbers for each of {words[0]}, limit {MAX_TOKENS}")
-    return tuple(shape)
+        raise ValueError(f"shape of {name}: {quoted(sizes)} is not allowed; {right}")
+    numbers = math.prod(size for size in sizes if isinstance(size, int))
+    if numbers > MAX_TOKENS:
+        raise ValueError(f"shape of {name}: {sizes} has {numbers} numbers for each of {words[0]}, limit {MAX_TOKENS}")
+    return sizes
 
 
-def _number(value: Any) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python refuses to write very long ones
-        return f"a number of {value.bit_length()} bits"
+def _fixed(name: str, size: Any) -> int:
+    found = whole_number(size)
+    if found is None or not 1 <= found <= MAX_TOKENS:
+        raise ValueError(f"shape of {name}: has {quoted(size)}; a fixed size is a whole number from 1 to {MAX_TOKENS}")
+    return found
 
 
 def _dtype(name: str, dtype: Any) -> str:
     word = dtype if isinstance(dtype, str) else str(dtype) if type(dtype).__name__ == "dtype" else ""
     word = word.removeprefix("torch.")
     if word not in DTYPES:
-        raise ValueError(f"dtype of {name}: {reprlib.repr(dtype)} is not allowed; give one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype of {name}: {quoted(dtype)} is not allowed; give one of {', '.join(DTYPES)}")
     return word
 
 
@@ -150,7 +148,8 @@ def _check_known(spec: EncodeExtraInputSpec) -> None:
     """What the engine joins itself must be of the kind that it knows."""
     if spec.name == TYPE_IDS and (spec.shape != ("num_tokens",) or spec.dtype not in _WHOLE):
         raise ValueError(f'{TYPE_IDS}: has the shape {spec.shape} and dtype {spec.dtype}; they are ("num_tokens",) and whole')
-    if spec.name == EMBEDDINGS and (len(spec.shape) != 2 or spec.shape[0] != "num_tokens" or spec.dtype not in _FLOATS):
+    if spec.name == EMBEDDINGS and (len(spec.shape) != 2 or spec.shape[0] != "num_tokens" or spec.dtype not in _OF_WEIGHTS):
         raise ValueError(
-            f'{EMBEDDINGS}: has the shape {spec.shape} and dtype {spec.dtype}; they are ("num_tokens", width) and floats'
+            f'{EMBEDDINGS}: has the shape {spec.shape} and dtype {spec.dtype}; they are ("num_tokens", width) and float16, '
+            "bfloat16 or float32, as weights are"
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, SupportsIndex
@@ -12,6 +10,7 @@ from packhorse_shared.errors import SettingsError
 from packhorse_shared.extra_inputs import EncodeExtraInputSpec
 from packhorse_shared.load import did_you_mean
 from packhorse_shared.settings import MAX_TOKENS
+from packhorse_shared.values import quoted, whole_number
 
 __all__ = ["EncodeCudaGraphConfig", "EncodeExtraInputSpec", "GraphConfigError", "read_graph_config"]
 
@@ -72,9 +71,9 @@ class EncodeCudaGraphConfig:
         mode: Literal["encode"] = "encode",
     ) -> None:
         if not isinstance(enable_padding, bool):
-            raise GraphConfigError("enable_padding", f"{_quote(enable_padding)} is not allowed; give true or false")
-        if mode != "encode":
-            raise GraphConfigError("mode", f"{_quote(mode)} is not allowed; encoders have the mode encode only")
+            raise GraphConfigError("enable_padding", f"{quoted(enable_padding)} is not allowed; give true or false")
+        if not isinstance(mode, str) or mode != "encode":
+            raise GraphConfigError("mode", f"{quoted(mode)} is not allowed; encoders have the mode encode only")
         values = {
             "batch_sizes": _sizes("batch_sizes", batch_sizes),
             "num_tokens": _sizes("num_tokens", num_tokens),
@@ -124,10 +123,10 @@ def read_graph_config(found: Any, inside: str = "cuda_graph_config") -> EncodeCu
         return found
     holds = f"which holds {', '.join(_KNOWN)}"
     if not isinstance(found, Mapping):
-        raise GraphConfigError(None, f"is {_quote(found)}, and must be a mapping, {holds}", inside)
+        raise GraphConfigError(None, f"is {quoted(found)}, and must be a mapping, {holds}", inside)
     for key in found:
         if key not in _KNOWN:
-            name = key if isinstance(key, str) and len(key) <= _LONGEST_KEY else _quote(key)
+            name = key if isinstance(key, str) and len(key) <= _LONGEST_KEY else quoted(key)
             raise GraphConfigError(name, f"is no key of it, {holds}{did_you_mean(name, _KNOWN)}", inside)
     try:
         return EncodeCudaGraphConfig(**{key: value for key, value in found.items() if value is not None})
@@ -146,31 +145,40 @@ def refuse_extra_inputs(label: str) -> NoReturn:
 def _sizes(name: str, given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
-    if not isinstance(given, Collection) or isinstance(given, str | bytes | Mapping):
-        raise GraphConfigError(name, f"{_quote(given)} is no list; give whole numbers such as [1, 2, 4]")
-    if len(given) == 0:
+    count = _count(given)
+    if count is None:
+        raise GraphConfigError(name, f"{quoted(given)} is no list; give whole numbers such as [1, 2, 4]")
+    if count == 0:
         raise GraphConfigError(name, "is an empty list; leave it out, or give whole numbers such as [1, 2, 4]")
-    if len(given) > MAX_SIZES:
-        raise GraphConfigError(name, f"has {len(given)} entries, limit {MAX_SIZES}; every combination becomes a graph")
+    if count > MAX_SIZES:
+        raise GraphConfigError(name, f"has {count} entries, limit {MAX_SIZES}; every combination becomes a graph")
+    sizes: set[int] = set()
     for each in given:
-        if not _is_size(each):
-            raise GraphConfigError(name, f"has the entry {_quote(each)}; each must be {_SIZE}")
-    return tuple(sorted({int(each) for each in given}))
+        size = whole_number(each)
+        if size is None or not 1 <= size <= MAX_TOKENS:
+            raise GraphConfigError(name, f"has the entry {quoted(each)}; each must be {_SIZE}")
+        sizes.add(size)
+    return tuple(sorted(sizes))
+
+
+def _count(given: Any) -> int | None:
+    """How many entries a list has, of whatever kind; None for what is no list, such as an array without dimensions."""
+    if not isinstance(given, Collection) or isinstance(given, str | bytes | Mapping):
+        return None
+    try:
+        return len(given)
+    except TypeError:
+        return None
 
 
 def _size(name: str, given: Any) -> int | None:
-    if given is None or (given == 0 and type(given) is int):
+    if given is None:
         return None
-    if not _is_size(given):
-        raise GraphConfigError(name, f"{_quote(given)} is not allowed; give {_SIZE}, or leave it out")
-    return int(given)
-
-
-def _is_size(value: Any) -> bool:
-    try:
-        return not isinstance(value, bool) and 1 <= operator.index(value) <= MAX_TOKENS
-    except TypeError:
-        return False
+    size = whole_number(given)
+    if size is None or not 0 <= size <= MAX_TOKENS:
+        right = f"give a whole number from 0 to {MAX_TOKENS}; 0 is as if not given"
+        raise GraphConfigError(name, f"{quoted(given)} is not allowed; {right}")
+    return size or None
 
 
 def _check_agreement(largest: str, most: Any, sizes: str, entries: Any) -> None:
@@ -185,7 +193,7 @@ def _specs(given: Any) -> tuple[EncodeExtraInputSpec, ...]:
     if given is None:
         return ()
     if not isinstance(given, list | tuple):
-        raise GraphConfigError(name, f"{_quote(given)} is no list; give a list of EncodeExtraInputSpec")
+        raise GraphConfigError(name, f"{quoted(given)} is no list; give a list of EncodeExtraInputSpec")
     if len(given) > MAX_EXTRA_INPUTS:
         raise GraphConfigError(name, f"has {len(given)} entries, limit {MAX_EXTRA_INPUTS}")
     specs: list[EncodeExtraInputSpec] = []
@@ -198,11 +206,3 @@ def _specs(given: Any) -> tuple[EncodeExtraInputSpec, ...]:
             raise GraphConfigError(name, f"declares {spec.name} twice; declare it once")
         specs.append(spec)
     return tuple(specs)
-
-
-def _quote(value: Any) -> str:
-    """The value, cut to a few characters; Python refuses to write very long numbers at all."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:
-        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"

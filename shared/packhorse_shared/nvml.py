@@ -5,8 +5,17 @@ Source: NVIDIA, "NVML API Reference Guide", device queries and multi instance GP
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 2.0
+"""After so long it is told what is waited for."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,35 @@ class Inventory:
 
 
 def read_inventory() -> Inventory:
-    """Ask the driver. Never fails: what goes wrong is in the answer."""
+    """Ask the driver. Never fails: what goes wrong is in the answer. May take long, which is then told in one line."""
     import pynvml  # noqa: PLC0415 (only where devices are asked for)
 
+    with _telling_of_a_wait():
+        return _ask(pynvml)
+
+
+@contextmanager
+def _telling_of_a_wait() -> Iterator[None]:
+    """By a thread: NVML cannot be interrupted, and lets others run while it waits."""
+    timer = threading.Timer(
+        _PATIENCE_S,
+        log.warning,
+        [
+            "waiting for the NVIDIA driver, for more than %g s: it may be loading (nvidia-persistenced keeps it loaded); if "
+            "nvidia-smi hangs too, it is stuck",
+            _PATIENCE_S,
+        ],
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _ask(pynvml: Any) -> Inventory:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from packhorse_shared.errors import CannotStartError
+from packhorse_shared.devices import AUTO, checked_words
+from packhorse_shared.errors import CannotStartError, SettingsError
+from packhorse_shared.private_files import read_private, write_private
 from packhorse_shared.settings import ProcessSettings, Settings, decode_settings, encode_settings
 
 _LONGEST_SOCKET_PATH_BYTES = 107
@@ -44,6 +46,8 @@ class ServerDevices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuda_visible_devices: str | None
     """The variable under which that was so."""
     words: tuple[str, ...]
+    uuids: tuple[str, ...] = ()
+    """As in ``packhorse_shared.devices.Devices``."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +196,16 @@ class RunDir:
         self._write_private(self.devices_file, msgspec.json.encode(devices))
 
     def read_devices(self) -> ServerDevices | None:
-        """What ``write_devices`` left; None when there is nothing readable."""
+        """What ``write_devices`` left; None when there is nothing of the kind."""
         try:
-            return msgspec.json.decode(self.devices_file.read_bytes(), type=ServerDevices)
-        except (OSError, msgspec.DecodeError):
+            found = msgspec.json.decode(read_private(self.devices_file), type=ServerDevices)
+            is_whole = len(found.uuids) in (0, len(found.words))
+            is_usable = AUTO not in found.words and all(
+                checked_words(each) == each for each in (found.words, found.uuids) if each
+            )
+        except (OSError, msgspec.DecodeError, SettingsError):
             return None
+        return found if found.words and is_whole and is_usable else None
 
     def write_server(self, server: RunningServer) -> None:
         """Leave how to find the server's parts."""
@@ -205,7 +214,7 @@ class RunDir:
     def read_server(self) -> RunningServer:
         """What ``write_server`` left. Raises CannotStartError when there is nothing readable."""
         try:
-            return msgspec.json.decode(self.server_file.read_bytes(), type=RunningServer)
+            return msgspec.json.decode(read_private(self.server_file), type=RunningServer)
         except (OSError, msgspec.DecodeError) as problem:
             raise self._unreadable(self.server_file, problem) from None
 
@@ -217,16 +226,9 @@ class RunDir:
 
     @staticmethod
     def _write_private(path: Path, content: bytes) -> None:
-        """Write a file that only its owner may read, whole or not at all. Raises CannotStartError."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        """As ``write_private``. Raises CannotStartError."""
         try:
-            if path.is_file() and path.read_bytes() == content:
-                return  # a broker that is started again needs no room on the disk
-            draft.unlink(missing_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            draft.replace(path)
+            write_private(path, content)
         except OSError as problem:
             raise CannotStartError(f"run_dir: cannot write {path}: {problem.strerror}") from None
 

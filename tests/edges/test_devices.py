@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stub_gpus
-from packhorse_shared import cores
+from packhorse_shared import cores, nvml
 from packhorse_shared.cores import usable_cores
 from packhorse_shared.devices import checked_words, find_devices
 from packhorse_shared.errors import SettingsError
@@ -53,7 +55,7 @@ def environment(visible: str | None, **others: str) -> dict[str, str]:
         (("cpu",), None, EIGHT, ("cpu",)),
         (("3", "GPU-x"), "GPU-x,3", NONE, ("3", "GPU-x")),
         (("7", "GPU-AAAA"), None, EIGHT, ("7", "GPU-AAAA")),
-        ((" 1 ", ""), None, EIGHT, ("1",)),
+        ((" 1 ",), None, EIGHT, ("1",)),
         (("1",), None, NONE, ("1",)),
     ],
 )
@@ -149,7 +151,7 @@ def test_a_lost_card_is_left_out_and_shifts_no_other(monkeypatch: pytest.MonkeyP
         ((), "empty"),
         (("auto", "0"), "stand alone"),
         (("cpu", "0"), "stand alone"),
-        (("1", "1"), "devices: a device is named twice .1,1.; use --workers_per_device"),
+        (("1", "1"), "a device is named twice .1,1.; use --workers_per_device"),
         (("all",), "'all' is no device: .* say --devices auto"),
         (("none",), "'none' is no device; for none say --devices cpu"),
         (("0", "-1"), "'-1' is no device; for none say --devices cpu"),
@@ -159,12 +161,44 @@ def test_a_lost_card_is_left_out_and_shifts_no_other(monkeypatch: pytest.MonkeyP
         (("gpu",), "'gpu' is no device to CUDA; write its index, its UUID, or auto"),
         (("0 1",), "'0 1' is no device; put commas between devices"),
         (("GPU-\x1b[2J",), "put commas"),
-        (("GPU-" + "a" * 300,), "304 characters, limit 256"),
+        (("GPU-" + "a" * 300,), r"'GPU-a{60}\.\.\.' is no device: it has 304 characters, limit 256"),
+        (("x" * 100_000,), r"'x{64}\.\.\.' is no device: it has 100000 characters, limit 256"),
+        (("0-3",), "'0-3' is no device; write each index by itself, as in 0,1,2"),
+        (("0..3",), "'0..3' is no device; write each index by itself"),
+        (("0:3",), "'0:3' is no device: .*NVIDIA_VISIBLE_DEVICES; write the UUID of the slice"),
+        (("0;1",), "'0;1' is no device; put commas between devices"),
+        (("0|1",), "'0|1' is no device; put commas between devices"),
+        (("cpu:0",), "'cpu:0' is no device; write cpu"),
+        (("1.5",), "'1.5' is no device; an index is a whole number such as 0, a UUID begins with GPU- or MIG-"),
+        (("+1",), "'.1' is no device; an index is a whole number such as 0"),
+        (("0x1",), "'0x1' is no device; an index is a whole number such as 0"),
+        (('"0',), "is no device; an index is a whole number such as 0"),
+        (("\u0663",), "is no device; an index is a whole number such as 0"),
+        (("GPU-\u00e4",), "is no device; an index is a whole number such as 0"),
+        (("GPU-",), "'GPU-' is no device; an index is a whole number such as 0"),
+        (("gpu-a",), "'gpu-a' is no device; an index is a whole number such as 0, a UUID begins with GPU- or MIG-"),
+        (("00", "0"), "00 and 0 are the same device; use --workers_per_device"),
+        (("GPU-AA", "1", "GPU-aa"), "GPU-AA and GPU-aa are the same device"),
+        (("0", "", "1"), "'0,,1' has an empty entry"),
+        (("0", " "), "has an empty entry"),
+        (tuple(map(str, range(1000))), "names 1000 devices, limit 64"),
+        (tuple("0" * 65), "names 65 devices, limit 64"),
+        (("GPU-" + "a" * 200, "GPU-" + "A" * 200), r"GPU-a{60}\.\.\. and GPU-A{60}\.\.\. are the same device"),
     ],
 )
 def test_device_words_that_are_wrong_anywhere(given: tuple[str, ...], words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(SettingsError, match=f"^devices: .*{words}") as raised:
         checked_words(given)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("word", ["0", "63", "007", "GPU-8932f937", "GPU-8932f937-d72c-4106", "MIG-1a", "MIG-GPU-89-32/1/0"])
+def test_device_words_that_may_be_right_somewhere(word: str) -> None:
+    assert checked_words((word,)) == (word,)
+
+
+def test_as_many_devices_as_there_are_slots() -> None:
+    assert len(checked_words(tuple(map(str, range(64))))) == 64
 
 
 @pytest.mark.parametrize("name", ["devices", "CUDA_VISIBLE_DEVICES"])
@@ -174,11 +208,18 @@ def test_device_words_that_are_wrong_anywhere(given: tuple[str, ...], words: str
         (EIGHT, "0,8", "'8' names no device of this machine; there is GPU 0 to 7 .nvidia-smi -L."),
         (cards("GPU-a"), "1", "'1' names no device of this machine; there is GPU 0 "),
         (cards("GPU-aab", "GPU-ab"), "GPU-b", "'GPU-b' names no device of this machine; there is GPU-aab, GPU-ab "),
-        (cards("GPU-aab", "GPU-ab"), "GPU-a", "'GPU-a' names no device"),
-        (cards("GPU-a"), "gpu-a", "'gpu-a' names no device"),
+        (
+            cards("GPU-aab", "GPU-ab", "GPU-b"),
+            "GPU-a",
+            "'GPU-a' names several devices: GPU-aab, GPU-ab; write more of the UUID",
+        ),
+        (SLICED, "MIG-1", "'MIG-1' names several devices: MIG-1a, MIG-1b; write more of the UUID"),
+        (cards("GPU-a"), "gpu-a", "'gpu-a' is no device; .* a UUID begins with GPU- or MIG-"),
+        (cards("GPU-a"), "GPU-" + "b" * 250, r"'GPU-b{60}\.\.\.' names no device of this machine"),
         (SLICED, "MIG-2", "'MIG-2' names no device of this machine; there is MIG-1a, MIG-1b "),
-        (SLICED, "0:1", "'0:1' names no device"),
-        (EIGHT, '"0,1"', "'\"0' names no device"),
+        (SLICED, "0:1", "'0:1' is no device: .*write the UUID of the slice"),
+        (EIGHT, '"0,1"', "'\"0' is no device"),
+        (EIGHT, ",".join(map(str, range(100))), "names 100 devices, limit 64"),
         (EIGHT, "3,GPU-dddd", "3 and GPU-dddd are the same device; use --workers_per_device"),
         (EIGHT, "03,3", "03 and 3 are the same device"),
         (EIGHT, "2,2", "a device is named twice .2,2."),
@@ -198,7 +239,7 @@ def test_a_word_that_names_nothing_stops_the_start(
 def test_without_a_driver_to_ask_no_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (NO_DRIVER, NOT_LOADED, UNKNOWN):
         pretend(monkeypatch, {"error": error})
-        assert find_devices(("99", "GPU-x", "03", "3"), {}).words == ("99", "GPU-x", "03", "3")
+        assert find_devices(("99", "GPU-x", "03", "2"), {}).words == ("99", "GPU-x", "03", "2")
 
 
 def test_indexes_in_an_order_of_the_users_own_are_not_compared_with_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +299,26 @@ def test_a_machine_as_the_driver_tells_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert not found.is_broken
     pretend(monkeypatch, NONE)
     assert read_inventory() == Inventory(problem="no NVIDIA driver is installed")
+
+
+def test_a_driver_that_lets_us_wait_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    pretend(monkeypatch, EIGHT)
+    told = threading.Event()
+    monkeypatch.setattr(caplog.handler, "release", lambda: (logging.Handler.release(caplog.handler), told.set()))
+    monkeypatch.setattr(nvml, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: told.wait(30) or pytest.fail("nothing was said"))
+    assert read_inventory().count == 8
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("waiting for the NVIDIA driver")
+
+
+def test_a_driver_that_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for machine in (EIGHT, NONE, {"error": MISMATCH}):
+        pretend(monkeypatch, machine)
+        read_inventory()
+    assert caplog.records == []
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
 def cgroup(root: Path, limits: dict[str, str], own: str = "/a/b") -> tuple[Path, Path]:

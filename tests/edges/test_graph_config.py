@@ -59,8 +59,18 @@ def test_lists_are_sorted_without_doubles_and_plain() -> None:
     assert eval(repr(config)) == config  # as it would be written
 
 
+def test_whole_numbers_of_numpy_and_torch_are_whole_numbers() -> None:
+    config = EncodeCudaGraphConfig(num_tokens=torch.tensor([8, 4]), seq_lens=[np.uint8(3)], max_batch_size=np.int64(5))
+    assert config == EncodeCudaGraphConfig(num_tokens=[4, 8], seq_lens=[3], max_batch_size=5)
+    assert EncodeCudaGraphConfig(max_seq_len=torch.tensor(9)).max_seq_len == 9  # type: ignore[arg-type]
+    spec = EncodeExtraInputSpec("x", ("num_tokens", np.int64(4)), "int64")  # type: ignore[arg-type]
+    assert spec.shape == ("num_tokens", 4)
+    assert type(spec.shape[1]) is int
+    json.dumps(spec.to_dict())
+
+
 def test_0_and_none_count_as_not_given() -> None:
-    given: dict[str, Any] = {"max_batch_size": 0, "max_num_token": 0, "max_seq_len": 0}
+    given: dict[str, Any] = {"max_batch_size": 0, "max_num_token": np.int64(0), "max_seq_len": 0}
     assert EncodeCudaGraphConfig(**given, batch_sizes=None) == EncodeCudaGraphConfig()
     assert EncodeCudaGraphConfig(**given, num_tokens=[5]).num_tokens == (5,)
     nothing = {each.name: None for each in dataclasses.fields(EncodeCudaGraphConfig)}
@@ -155,6 +165,26 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"num_tokens": [None]}, "num_tokens: has the entry None"),
     ({"num_tokens": [[8]]}, "num_tokens: has the entry [8]"),
     ({"num_tokens": np.array([[8]])}, "num_tokens: has the entry array([8])"),
+    ({"num_tokens": torch.tensor([[8]])}, "num_tokens: has the entry tensor([8])"),
+    ({"num_tokens": [torch.zeros(3, 3)]}, "num_tokens: has the entry tensor([["),
+    ({"num_tokens": torch.tensor(1)}, "num_tokens: tensor(1) is no list; give whole numbers such as [1, 2, 4]"),
+    ({"batch_sizes": np.array(5)}, "batch_sizes: array(5) is no list; give whole numbers such as [1, 2, 4]"),
+    ({"seq_lens": torch.tensor(1, device="meta")}, "seq_lens: tensor("),
+    ({"seq_lens": torch.ones(1, dtype=torch.int64, device="meta")}, "seq_lens: has the entry tensor("),
+    *(
+        ({"num_tokens": given}, f"num_tokens: has the entry {shown}; each must be {SIZE}")
+        for given, shown in (
+            ([torch.tensor(True)], "tensor(True)"),
+            (torch.tensor([True]), "tensor(True)"),
+            ([np.True_], "np.True_"),
+            (np.array([True]), "np.True_"),
+            ([np.array(True)], "array(True)"),
+        )
+    ),
+    ({"max_num_token": torch.tensor(True)}, "max_num_token: tensor(True) is not allowed"),
+    ({"max_num_token": torch.tensor(False)}, "max_num_token: tensor(False) is not allowed"),
+    ({"max_num_token": np.array([1, 2])}, "max_num_token: array([1, 2]) is not allowed"),
+    ({"max_num_token": np.array([0, 0])}, "max_num_token: array([0, 0]) is not allowed"),
     ({"seq_lens": [MAX_TOKENS + 1]}, f"seq_lens: has the entry {MAX_TOKENS + 1}"),
     ({"seq_lens": [10**5000]}, "seq_lens: has the entry a number of 16610 bits"),
     ({"seq_lens": range(1, MAX_SIZES + 2)}, f"seq_lens: has {MAX_SIZES + 1} entries, limit {MAX_SIZES}"),
@@ -164,12 +194,16 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"num_tokens": [1, 8], "max_num_token": 4}, "max_num_token: 4 is not the largest of num_tokens, which is 8"),
     ({"seq_lens": [1, 8], "max_seq_len": 9}, "max_seq_len: 9 is not the largest of seq_lens, which is 8"),
-    ({"max_batch_size": -1}, f"max_batch_size: -1 is not allowed; give {SIZE}, or leave it out"),
+    (
+        {"max_batch_size": -1},
+        f"max_batch_size: -1 is not allowed; give a whole number from 0 to {MAX_TOKENS}; 0 is as if not given",
+    ),
     ({"max_num_token": False}, "max_num_token: False is not allowed"),
     ({"max_num_token": 8.0}, "max_num_token: 8.0 is not allowed"),
     ({"max_seq_len": MAX_TOKENS + 1}, f"max_seq_len: {MAX_TOKENS + 1} is not allowed"),
     ({"max_seq_len": [8]}, "max_seq_len: [8] is not allowed"),
     ({"enable_padding": 1}, "enable_padding: 1 is not allowed; give true or false"),
+    ({"mode": np.array(["encode", "x"])}, "mode: array("),
     ({"mode": "decode"}, "mode: 'decode' is not allowed; encoders have the mode encode only"),
     ({"extra_model_inputs": "x"}, "extra_model_inputs: 'x' is no list; give a list of EncodeExtraInputSpec"),
     ({"extra_model_inputs": TYPES.to_dict()}, "extra_model_inputs: {"),
@@ -241,6 +275,8 @@ WRONG_SPECS: list[tuple[tuple[Any, Any, Any], str]] = [
     (("x", ("num_tokens", 0), "int64"), f"shape of x: has 0; a fixed size is {SIZE}"),
     (("x", ("num_tokens", -1), "int64"), "shape of x: has -1"),
     (("x", ("num_tokens", True), "int64"), "shape of x: has True"),
+    (("x", ("num_tokens", np.True_), "int64"), "shape of x: has np.True_"),
+    (("x", ("num_tokens", torch.tensor(True)), "int64"), "shape of x: has tensor(True)"),
     (("x", ("num_tokens", 2.0), "int64"), "shape of x: has 2.0"),
     (("x", ("num_tokens", None), "int64"), "shape of x: has None"),
     (("x", ("num_tokens", 10**5000), "int64"), "shape of x: has a number of 16610 bits"),
@@ -261,6 +297,10 @@ WRONG_SPECS: list[tuple[tuple[Any, Any, Any], str]] = [
     (("inputs_embeds", ("num_tokens",), "float32"), "inputs_embeds: has the shape ('num_tokens',) and dtype float32; they are"),
     (("inputs_embeds", (8, "num_tokens"), "float32"), "inputs_embeds: has the shape"),
     (("inputs_embeds", ("num_tokens", 8), "int64"), "inputs_embeds: has the shape"),
+    (
+        ("inputs_embeds", ("num_tokens", 8), "float64"),
+        "inputs_embeds: has the shape ('num_tokens', 8) and dtype float64; they are (\"num_tokens\", width) and float16, bfl",
+    ),
 ]
 
 
@@ -290,7 +330,9 @@ WRONG_FILES = [
     ("  enable_padding: 1", "c.yaml:3: cuda_graph_config.enable_padding: 1 is not allowed; give true or false"),
     ("  mode: decode", "c.yaml:3: cuda_graph_config.mode: 'decode' is not allowed"),
     ("  max_num_token: !!python/object/apply:os.getpid []", "c.yaml:3: cuda_graph_config.max_num_token: "),
-    ("  seq_lens: [8]\n  seq-lens: [9]", "c.yaml:4: seq-lens: is set twice in this file"),
+    ("  seq_lens: [8]\n  seq-lens: [9]", "c.yaml:4: cuda_graph_config.seq-lens: is set twice in this file"),
+    ("  [1]: 2", "c.yaml:3: cuda_graph_config: a key must be the name of a setting"),
+    ("  num_tokens: &a [1]\n  seq_lens: *a", "c.yaml:4: alias *a: aliases are not supported; write the value out"),
     ("  - 1", "c.yaml:3: cuda_graph_config: is [1], and must be a mapping, which holds batch_sizes"),
     ("  7", "c.yaml:3: cuda_graph_config: is 7, and must be a mapping"),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -189,9 +190,21 @@ def test_normalize(text: str, expected: bool) -> None:
         (["--matryoshka_dimensions=0"], ["--matryoshka_dimensions", "'0'"]),
         (["--devices=cpu,0"], ["--devices", "stand alone"]),
         (["--devices=0,0"], ["--devices", "twice"]),
+        (["--devices=0,,1"], ["--devices: '0,,1' has an empty entry"]),
+        (["--devices=,"], ["--devices: is empty"]),
+        ([f"--devices={','.join(map(str, range(1000)))}"], ["--devices: names 1000 devices, limit 64"]),
+        (["--devices=0-3"], ["--devices: '0-3' is no device; write each index by itself"]),
         (["--config=/no/such.yaml"], ["--config", "there is no file /no/such.yaml"]),
         (["--config="], ["--config", "is empty"]),
         (["--triton_config=/no/such"], ["--triton_config", "there is no file"]),
+        (["--config=/"], ["--config: / is a folder, not a file"]),
+        (["--config=/dev/null"], ["--config: /dev/null is no regular file"]),
+        (["--triton_config=/dev/null"], ["--triton_config: /dev/null is no regular file"]),
+        ([f"--config=/{'x' * 5000}"], ["--config: /xxx", "...", "cannot be read: File name too long"]),
+        (["--config=~nobody-of-this-name/c.yaml"], ["--config", "~nobody-of-this-name/c.yaml", "home"]),
+        (["--tensor_parallel_size=2"], ["--tensor_parallel_size: a model is not split over devices", "--devices"]),
+        (["--pipeline-parallel-size", "2"], ["--pipeline-parallel-size: a model is not split over devices"]),
+        (["--tp=2"], ["--tp: a model is not split over devices"]),
     ],
     ids=lambda value: value[0][:40] if isinstance(value, list) and value else None,
 )
@@ -207,6 +220,9 @@ def test_mistakes_on_the_command_line(argv: list[str], words: list[str]) -> None
     [
         ({"PACKHORSE_MAX_BATCHSIZE": "3"}, ["PACKHORSE_MAX_BATCHSIZE: unknown setting", "PACKHORSE_MAX_BATCH_SIZE?"]),
         ({"PACKHORSE_XYZZY": ""}, ["PACKHORSE_XYZZY: unknown setting"]),
+        ({"PACKHORSE_TENSOR_PARALLEL_SIZE": "2"}, ["PACKHORSE_TENSOR_PARALLEL_SIZE: a model is not split", "--devices"]),
+        ({"PACKHORSE_PP_SIZE": "2"}, ["PACKHORSE_PP_SIZE: a model is not split over devices"]),
+        ({"PACKHORSE_CONFIG": "/"}, ["PACKHORSE_CONFIG: / is a folder, not a file"]),
         ({"PACKHORSE_PORT": "http"}, ["PACKHORSE_PORT: 'http' is not allowed"]),
         ({"PACKHORSE_PORT": ""}, ["PACKHORSE_PORT", "is empty"]),
         ({"PACKHORSE_CONFIG": "/no/such"}, ["PACKHORSE_CONFIG", "there is no file"]),
@@ -219,6 +235,49 @@ def test_mistakes_in_the_environment(environ: dict[str, str], words: list[str]) 
     line = one_line(**environ)
     for word in words:
         assert word in line
+
+
+@pytest.mark.parametrize("word", ["COLOUR", "NORTH", "MODE_OF_SERVICE", "TIMEOUT_POLICY", "GPU_COUNT"])
+def test_a_name_is_suggested_only_when_it_is_close(word: str) -> None:
+    """What all names have in common makes none of them close."""
+    assert one_line(**{f"PACKHORSE_{word}": "1"}) == f"packhorse embeddings: PACKHORSE_{word}: unknown setting"
+    assert one_line(f"--{word.lower()}=1") == f"packhorse embeddings: unknown flag --{word.lower()}"
+
+
+def test_a_file_of_settings_that_is_no_file_is_called_what_it_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    assert one_line(f"--config={tmp_path / 'pipe'}").endswith("pipe is no regular file")
+    assert one_line(f"--config={tmp_path / 'loop'}").endswith("loop cannot be read: Too many levels of symbolic links")
+    with pytest.raises(SettingsError, match=r"^--api_key_file: .* is a folder, not a file"):
+        check_files(load(f"--api_key_file={tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"port: 1\nmodel: gr\xfc\xdfe\n", ":2: is not UTF-8 (byte 0xFC); write the file in UTF-8"),
+        (b"\xef\xbb\xbfa: 1\nb: \xe4 ", ":2: is not UTF-8 (byte 0xE4)"),
+        (b"\xff", ":1: is not UTF-8 (byte 0xFF); write the file in UTF-8"),
+        (
+            "port: 1\r\nmodel: ä\x00\r\n".encode(),
+            ":2: holds the character U+0000, which YAML does not allow; write the file in",
+        ),
+        (b"# a\n# b\nmodel: \x1b[0m\n", ":3: holds the character U+001B, which YAML does not allow"),
+        (b"\xff\xfep", ": is not UTF-16, as its byte order mark says; write the file in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_text_in_utf_8(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    assert f"{path}{message}" in one_line(f"--config={path}")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes("model: grüße\n".encode(encoding))
+    assert load(f"--config={path}").model.model == "grüße"
 
 
 @pytest.mark.parametrize("name", ["--api_key", "PACKHORSE_API_KEY"])
@@ -253,9 +312,9 @@ def test_what_kubernetes_puts_into_the_environment_is_no_mistake() -> None:
         ("max-batch-size: 1\nmax_batch_size: 2", ["c.yaml:2", "twice"]),
         ("- 1", ["c.yaml:1", "name: value"]),
         ("a: [", ["c.yaml:", "is not YAML"]),
-        ("a: *b", ["c.yaml", "alias *b"]),
+        ("port: 1\na: *b", ["c.yaml:2: alias *b"]),
         ("[1]: 2", ["c.yaml:1", "name of a setting"]),
-        ("\x00", ["c.yaml", "is not YAML"]),
+        ("\x00", ["c.yaml:1", "U+0000"]),
         ("!!python/object/apply:os.system ['x']", ["c.yaml:1"]),
         ("served_model_name: ['a,b']", ["served_model_name", "comma"]),
         ("tensor_parallel_size: 2", ["c.yaml:1: tensor_parallel_size", "parallelism"]),

@@ -41,6 +41,8 @@ if os.environ.get("FAIL") == role:
 if os.environ.get("CRASH") == role:
     say("ERROR", "something nobody thought of")
     sys.exit(1)
+if os.environ.get("KILLED") == role:
+    os.kill(os.getpid(), signal.SIGKILL)
 if os.environ.get("STUBBORN") == role:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if role == "broker":
@@ -182,6 +184,15 @@ def test_a_part_that_crashes_at_every_start_ends_a_server_that_was_never_ready(l
     """supervisord would start it again for ever, and a deployment would wait for a server that cannot come."""
     assert launcher.start(CRASH=part).status() == 1
     assert launcher.text().strip().splitlines()[-1].endswith(f"{part} cannot start: something nobody thought of")
+
+
+def test_a_part_that_is_killed_at_every_start_is_told_with_the_signal(launcher: Launcher) -> None:
+    assert launcher.start(KILLED="worker-0").status() == 1
+    last = launcher.text().strip().splitlines()[-1]
+    assert (
+        "worker-0 cannot start: it was killed by SIGKILL, by the kernel if memory ran out (see dmesg); the last in its log: "
+        in last
+    )
 
 
 def test_a_second_signal_forces(launcher: Launcher) -> None:

@@ -7,17 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+import packhorse.slots as slots_module
 from packhorse.complaints import Complaints
 from packhorse.control import Process, ProcessState, Supervisor, set_worker_count
-from packhorse.failures import FailureWatch, PartFailed
+from packhorse.failures import FailureWatch, PartFailed, killed_by
 from packhorse.slots import start_slots
 from packhorse.tail import LogTail, Terminal
+from packhorse_shared.devices import Devices, find_devices
 from packhorse_shared.errors import PackhorseError
 from packhorse_shared.settings import MAX_FRONTENDS, MAX_PROCESSES
+from stub_gpus import cards, pretend
 from waiting import wait_until
 
 RUNNING, EXITED, STOPPED = ProcessState.RUNNING, ProcessState.EXITED, ProcessState.STOPPED
@@ -99,6 +103,24 @@ def test_the_last_worker_ends_the_server() -> None:
     assert look(watch, BROKER, FILLED, process("worker-0", EXITED, 3, start=200)) == [("worker-0", True)]
 
 
+LOG = """
+2026-01-01 00:00:00,000 WARN exited: worker-1 (terminated by SIGSEGV (core dumped); not expected)
+2026-01-01 00:00:00,000 WARN exited: slots (exit status 1; not expected)
+2026-01-01 00:00:01,000 INFO spawned: 'slots' with pid 17
+2026-01-01 00:00:02,000 WARN exited: slots (terminated by SIGKILL; not expected)
+2026-01-01 00:00:02,000 WARN exited: worker-11 (terminated by SIGABRT; not expected)
+2026-01-01 00:00:03,000 WARN exited: broker (terminated by SIGKILL; not expected)
+2026-01-01 00:00:04,000 INFO exited: broker (exit status 3; expected)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "signal_name"), [("slots", "SIGKILL"), ("worker-1", "SIGSEGV"), ("broker", None), ("frontend-0", None)]
+)
+def test_the_signal_that_ended_a_part_is_read_from_supervisords_log(name: str, signal_name: str | None) -> None:
+    assert killed_by(name, LOG) == signal_name
+
+
 # ---- slots ----
 
 
@@ -138,10 +160,56 @@ def test_scaling_touches_no_other_worker(up: set[str], count: int, orders: list[
     assert [f"start worker:{name}" for name in started] + [f"stop worker:{name}" for name in stopped] == orders
 
 
-def test_slots_are_filled_frontends_first() -> None:
+def test_slots_that_are_up_are_not_started_again() -> None:
     supervisor = FakeSupervisor({"worker-0"})
-    start_slots(supervisor, frontends=1, workers=2)
-    assert supervisor.orders == ["start frontend:frontend-0", "start worker:worker-1"]
+    start_slots(supervisor, "worker", 3)
+    assert supervisor.orders == ["start worker:worker-1", "start worker:worker-2"]
+
+
+def run_slots(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, list[str]]:
+    """The exit status, and the orders to supervisord with the questions to the driver in between."""
+    supervisor = FakeSupervisor(set())
+
+    def find(devices: Sequence[str], environ: Mapping[str, str]) -> Devices:
+        supervisor.orders.append("ask the driver")
+        return find_devices(devices, environ)
+
+    monkeypatch.setattr(slots_module, "Supervisor", lambda url: supervisor)
+    monkeypatch.setattr(slots_module, "find_devices", find)
+    monkeypatch.setattr(slots_module, "configure_logs", lambda *_: None)
+    pretend(monkeypatch, cards("GPU-a", "GPU-b"))
+    run_dir = f"--run_dir={folder / 'run'}"
+    return slots_module.slots([run_dir, *flags], {"SUPERVISOR_SERVER_URL": "unix:///nowhere"}), supervisor.orders
+
+
+def test_frontends_start_before_the_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take long to answer, or never do, and frontends say meanwhile that the server loads."""
+    status, orders = run_slots(tmp_path, monkeypatch, "--num_frontends=2")
+    frontends = ["start frontend:frontend-0", "start frontend:frontend-1"]
+    assert (status, orders) == (0, [*frontends, "ask the driver", "start worker:worker-0", "start worker:worker-1"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "orders", "words"),
+    [
+        (["--devices=2"], ["start frontend:frontend-0", "ask the driver"], "devices: '2' names no device of this machine"),
+        (["--workers_per_device=40"], ["start frontend:frontend-0", "ask the driver"], "workers_per_device: 40 on each of 2"),
+        (["--api_key_file=/no/such"], [], "--api_key_file: there is no file"),
+    ],
+)
+def test_a_start_that_cannot_be_is_one_line_and_starts_no_worker(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    flags: list[str],
+    orders: list[str],
+    words: str,
+) -> None:
+    assert run_slots(tmp_path, monkeypatch, *flags) == (3, orders)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.getMessage().startswith(words)
 
 
 def test_no_supervisord_is_one_clear_line(tmp_path: Path) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
+import logging
+import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +15,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from packhorse_shared.devices import find_devices
 from packhorse_shared.errors import CannotStartError, SettingsError
 from packhorse_shared.key_folders import make_keys, read_worker_keys
 from packhorse_shared.run_dir import RunDir, ServerDevices
 from packhorse_shared.settings import BatchingSettings, ModelSettings, Settings, WorkerSettings
+from packhorse_worker import __main__ as worker_main
 from packhorse_worker import joining
 from packhorse_worker import place as place_module
 from packhorse_worker.__main__ import _parser, main
 from packhorse_worker.backend import DeviceLostError
 from packhorse_worker.cuda_device import check_cuda
-from packhorse_worker.joining import join
+from packhorse_worker.joining import join, left_out
 from packhorse_worker.meeting import RemoteBroker
 from packhorse_worker.place import BY_HAND, Place, environment_of, find_place
+from packhorse_worker.sighting import Sighting, life_of
 from stub_gpus import MISMATCH, cards, pretend
 
 SERVER = Settings(
@@ -46,6 +54,21 @@ def test_joins_with_the_servers_settings_and_its_own_flags(run_dir: RunDir) -> N
     assert settings.model.model == "/models/a"
     assert (settings.batching.max_batch_size, settings.batching.max_num_tokens) == (7, 99)
     assert find_place(settings.workers, run_dir, BY_HAND, {})[0].device == "3"
+
+
+def test_what_a_file_sets_and_the_server_decides_is_told(run_dir: RunDir, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("max_batch_size: 3\ndtype: float32\ncuda_graph_config: {enable_padding: true}\n")
+    parsed = _parser().parse_args(["--run_dir", str(run_dir.path), "--config", str(file), "--dtype", "float32"])
+    settings, joined = join(parsed, {})
+    assert (settings.batching.max_batch_size, settings.model.dtype, settings.model.cuda_graph_config) == (7, "float32", None)
+    assert left_out(parsed, {"PACKHORSE_MAX_BATCH_SIZE": "3"}, joined) == (
+        f"{file} sets cuda_graph_config, max_batch_size: a worker that joins takes them from its server; what differs here "
+        "must be a flag"
+    )
+    assert not left_out(_parser().parse_args(["--run_dir", str(run_dir.path)]), {}, joined)
+    file.write_text("dtype: bfloat16\n")
+    assert not left_out(parsed, {}, joined), "the flag counts"
 
 
 def test_finds_the_run_dir_by_environment(run_dir: RunDir) -> None:
@@ -95,9 +118,108 @@ def test_what_auto_meant_at_the_start_holds_for_the_life_of_the_server(
     for machine in (cards("GPU-a"), {"error": MISMATCH}):
         pretend(monkeypatch, machine)
         assert [find_place(auto, run_dir, slot, {})[0].device for slot in (0, 1, 2)] == ["0", "1", "2"]
+    pretend(monkeypatch, cards("GPU-a"))
     assert find_place(auto, run_dir, 0, {"CUDA_VISIBLE_DEVICES": "GPU-a"})[0].device == "GPU-a", "another server's file"
-    run_dir.devices_file.write_text("{")
-    assert find_place(auto, run_dir, 2, {})[0].device == "cpu"
+
+
+def test_a_card_that_falls_off_the_bus_gives_its_index_to_no_other(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA counts without a card that it cannot reach: 2 would be the card that was 3, which has a worker of its own."""
+    pretend(monkeypatch, cards("GPU-a", "GPU-b", "GPU-c"))
+
+    def assert_told() -> None:
+        places = [find_place(WorkerSettings(), run_dir, slot, {})[0] for slot in (BY_HAND, 0, 1, 2)]
+        assert [place.device for place in places] == ["0", "0", "1", "2"], "people know cards by their index"
+        told = [environment_of(place, {})["CUDA_VISIBLE_DEVICES"] for place in places]
+        assert told == ["GPU-a", "GPU-a", "GPU-b", "GPU-c"]
+
+    assert_told()
+    found = find_devices(("auto",), {})
+    run_dir.write_devices(ServerDevices(None, found.words, found.uuids))
+    pretend(monkeypatch, {"cards": [{"uuid": "GPU-a"}, {"lost": True}, {"uuid": "GPU-c"}]})
+    assert_told()
+
+
+@pytest.mark.parametrize(("devices", "visible"), [(("2", "GPU-a"), None), (("auto",), "2,GPU-a")])
+def test_words_that_a_user_gave_are_handed_on_as_they_are(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], visible: str | None
+) -> None:
+    pretend(monkeypatch, cards("GPU-aaaa", "GPU-bbbb", "GPU-cccc"))
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = find_devices(devices, environ)
+    run_dir.write_devices(ServerDevices(visible, found.words, found.uuids))
+    places = [find_place(WorkerSettings(devices=devices), run_dir, slot, environ)[0] for slot in (0, 1)]
+    assert [environment_of(place, environ)["CUDA_VISIBLE_DEVICES"] for place in places] == ["2", "GPU-a"]
+
+
+def devices_json(**changes: object) -> str:
+    return json.dumps({"cuda_visible_devices": None, "words": ["0"], "uuids": []} | changes)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{",
+        devices_json(words=[]),
+        devices_json(words=["0\0"]),
+        devices_json(words=["GPU-" + "a" * 300]),
+        devices_json(words=["auto"]),
+        devices_json(words=[" 0"]),
+        devices_json(uuids=["GPU-a", "GPU-b"]),
+        devices_json(uuids=["GPU-\0"]),
+        "pipe",
+        "folder",
+    ],
+)
+def test_without_the_servers_devices_a_worker_says_that_it_decides_anew(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str | None
+) -> None:
+    """When the driver fails at that moment, a worker would go on on the CPU without a word."""
+    pretend(monkeypatch, {"error": MISMATCH})
+    if content == "pipe":
+        os.mkfifo(run_dir.devices_file)
+    elif content == "folder":
+        run_dir.devices_file.mkdir()
+    elif content is not None:
+        run_dir.devices_file.write_text(content)
+    with caplog.at_level(logging.INFO, "packhorse_worker"):
+        place, devices = find_place(WorkerSettings(), run_dir, 0, {})
+    assert place.device == "cpu"
+    assert [remark.is_warning for remark in devices.remarks] == [True]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        f"devices: {run_dir.devices_file} is missing or not readable, so this worker decides anew what auto means; "
+        "supervisorctl start slots writes it again"
+    )
+
+
+def test_another_view_of_the_gpus_than_the_servers_is_said(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend(monkeypatch, cards("GPU-a", "GPU-b"))
+    run_dir.write_devices(ServerDevices("0", ("0",)))
+    with caplog.at_level(logging.INFO, "packhorse_worker"):
+        assert find_place(WorkerSettings(), run_dir, 0, {"CUDA_VISIBLE_DEVICES": "1"})[0].device == "1"
+        assert find_place(WorkerSettings(), run_dir, BY_HAND, {"CUDA_VISIBLE_DEVICES": "1"})[0].device == "1"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "devices: CUDA_VISIBLE_DEVICES was 0 when the server started and is 1 here, so this worker decides anew what auto "
+        "means; supervisorctl start slots writes it again"
+    )
+
+
+def test_a_worker_of_a_server_logs_what_it_found_when_it_decides_anew(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, {"error": MISMATCH})
+    monkeypatch.setattr(worker_main, "_run", lambda *_, **__: 0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert main([f"--run_dir={run_dir.path}", "--slot=0", "--model=/models/a"]) == 0
+    shown = capsys.readouterr().err
+    assert "is missing or not readable, so this worker decides anew" in shown
+    assert "WARNING worker-0 no GPU to use, so the model runs on the CPU: the NVIDIA driver's library" in shown
 
 
 def test_a_worker_by_hand_takes_the_servers_devices_unless_its_shell_shows_others(run_dir: RunDir) -> None:
@@ -150,6 +272,9 @@ def test_workers_share_the_usable_cores(run_dir: RunDir, devices: tuple[str, ...
     assert threads(64) == 1
 
 
+ON_0 = Place(None, 0, "0", 2, 1)
+
+
 class FakeTorch:
     """As much of torch as is asked whether it finds a device."""
 
@@ -192,21 +317,67 @@ def test_torch_that_finds_no_device_is_one_clear_line(
 ) -> None:
     pretend(monkeypatch, machine)
     with pytest.raises(CannotStartError) as raised:
-        check_cuda(torch, "0", was_cut_off=False)
+        check_cuda(torch, ON_0)
     assert str(raised.value).startswith("devices: ")
     assert words in str(raised.value)
     assert "--devices cpu" in str(raised.value)
     assert "\n" not in str(raised.value)
-    check_cuda(FakeTorch("13.0", finds=True), "0", was_cut_off=False)
+    check_cuda(FakeTorch("13.0", finds=True), ON_0)
 
 
-def test_a_card_that_was_there_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_was_there_may_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A worker whose card is lost ends for good when the card is not back at once, and somebody has to start it by hand."""
     pretend(monkeypatch, cards("GPU-a"))
-    with pytest.raises(DeviceLostError, match="finds no device under CUDA_VISIBLE_DEVICES=0"):
-        check_cuda(FakeTorch("13.0", "unknown error"), "0", was_cut_off=True)
+    lost = FakeTorch("13.0", "unknown error")
+    place = replace(ON_0, sighting=Sighting(tmp_path / "seen", "0", "this server"))
+    with pytest.raises(CannotStartError, match="finds no device under CUDA_VISIBLE_DEVICES=0"):
+        check_cuda(lost, place)
+    check_cuda(FakeTorch("13.0", finds=True), place)
+    for _ in range(2):
+        with pytest.raises(DeviceLostError, match="finds no device under CUDA_VISIBLE_DEVICES=0"):
+            check_cuda(lost, place)
     with pytest.raises(CannotStartError, match="without CUDA"):
-        check_cuda(FakeTorch(None), "0", was_cut_off=True)
+        check_cuda(FakeTorch(None), place)
+    for word, life in (("1", "this server"), ("0", "the next server")):
+        with pytest.raises(CannotStartError):
+            check_cuda(lost, replace(place, sighting=Sighting(tmp_path / "seen", word, life)))
+
+
+def test_a_card_is_told_by_its_index_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, cards("GPU-a"))
+    with pytest.raises(CannotStartError, match=r"finds no device under CUDA_VISIBLE_DEVICES=GPU-b \(GPU 1 .*\): unknown"):
+        check_cuda(FakeTorch("13.0", "unknown error"), Place(None, 0, "1", 2, 1, "GPU-b"))
+
+
+@pytest.mark.parametrize("obstacle", ["pipe", "folder", "nonsense", "no room"])
+def test_a_sighting_that_cannot_be_noted_stops_no_worker(
+    tmp_path: Path, obstacle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "seen"
+    if obstacle == "pipe":
+        os.mkfifo(path)
+    elif obstacle == "folder":
+        path.mkdir()
+    elif obstacle == "nonsense":
+        path.write_bytes(b"\xff")
+    else:
+        path = tmp_path / "missing" / "seen"
+    sighting = Sighting(path, "0", "this server")
+    assert not sighting.is_noted()
+    sighting.note()
+    assert sighting.is_noted() == (obstacle in ("pipe", "nonsense"))
+    assert ["cannot note that the device was there" in each.getMessage() for each in caplog.records] == [True] * (
+        not sighting.is_noted()
+    )
+
+
+def test_a_process_has_one_life() -> None:
+    """Ids come again, in a container even the same for every server."""
+    assert life_of(os.getpid()) == life_of(os.getpid())
+    assert life_of(os.getpid()) != life_of(os.getppid())
+    with subprocess.Popen(["sleep", "60"]) as other:
+        assert life_of(other.pid).split()[-1] != life_of(os.getpid()).split()[-1], "it started later"
+        other.kill()
 
 
 # ---- joining a server on another machine ----
@@ -248,6 +419,16 @@ def test_joins_over_tcp_with_the_servers_settings_and_this_machines_devices(
     assert find_place(settings.workers, None, BY_HAND, {})[0].device == "3"
     with pytest.raises(SettingsError, match="--devices: a worker runs on one device"):
         join(remote_flags(keys, f"--model={model}", "--devices=3,4"), {})
+
+
+def test_what_a_file_says_of_this_machine_counts(keys: Path, their_settings: list[Settings], tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"curve_keys: {keys / 'gpu1'}\ndevices: 3\nmax_batch_size: 3\nport: 1\n")
+    their_settings.append(msgspec.structs.replace(SERVER, model=ModelSettings()))
+    parsed = _parser().parse_args(["--broker", "tcp://gpu-server:5600", "--config", str(file)])
+    settings, joined = join(parsed, environ := {"PACKHORSE_PORT": "2"})
+    assert (settings.workers.devices, settings.batching.max_batch_size) == (("3",), 7)
+    assert left_out(parsed, environ, joined).startswith(f"{file} sets max_batch_size: a worker that joins takes")
 
 
 def test_the_environment_may_name_the_broker(keys: Path, their_settings: list[Settings], run_dir: RunDir) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from packhorse_worker.engine.api.extras import Takes, ready_inputs
 from packhorse_worker.engine.api.inputs import Tokens
 from packhorse_worker.engine.declared import Declared
 from packhorse_worker.engine.packing import Shape
+from tiny_families import build_family
 from tiny_models import HIDDEN
 
 INPUTS = [[2, 10, 11, 12, 13, 3], "t14", [2, 15, 16, 3], "t17 t18 t19"]
@@ -34,6 +37,13 @@ def model(t_model: Path) -> Any:
     from transformers import AutoModel
 
     return AutoModel.from_pretrained(t_model).eval()
+
+
+def narrow(folder: Path) -> int:
+    """Width of an ALBERT's embedding table, which is not that of its hidden states."""
+    config = json.loads((folder / "config.json").read_text())
+    assert config["embedding_size"] != config["hidden_size"]
+    return int(config["embedding_size"])
 
 
 def token_vectors(model: Any, **arguments: torch.Tensor) -> torch.Tensor:
@@ -90,11 +100,32 @@ def test_constants_go_to_the_forward_as_they_are(encoder: Encoder, monkeypatch: 
     assert seen == [{"alpha": 0.5}]
 
 
-def test_what_the_model_raises_is_told(encoder: Encoder) -> None:
-    with pytest.raises(
-        EncodeError, match=r"4 of 4 inputs failed; inputs\[0\]: the model raised RuntimeError on this input: .*size"
-    ):
-        encoder.encode(INPUTS, inputs_embeds=torch.zeros(TOKENS, HIDDEN + 1))
+def test_what_the_model_raises_is_told(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("no such size")
+
+    assert encoder._runner is not None
+    monkeypatch.setattr(encoder._runner.pipeline, "forward", forward)
+    message = r"4 of 4 inputs failed; inputs\[0\]: the model raised RuntimeError on this input: RuntimeError: no such size"
+    with pytest.raises(EncodeError, match=message):
+        encoder.encode(INPUTS)
+
+
+@pytest.mark.parametrize("shape", [(TOKENS, HIDDEN - 1), (TOKENS, HIDDEN, 1), (TOKENS,), (TOKENS, 0), (TOKENS, HIDDEN, HIDDEN)])
+def test_embeddings_have_the_width_of_the_embedding_table(encoder: Encoder, shape: tuple[int, ...]) -> None:
+    message = rf"^inputs_embeds has the shape {re.escape(str(shape))}; give \(tokens, width of the embedding table\), here "
+    with pytest.raises(ValueError, match=message + rf"\({TOKENS}, {HIDDEN}\)$"):
+        encoder.encode(INPUTS, inputs_embeds=torch.zeros(shape))
+
+
+def test_the_embedding_table_may_be_narrower_than_the_hidden_states(tmp_path: Path) -> None:
+    """As ALBERT's is."""
+    folder = build_family(tmp_path, "albert")
+    with Encoder(folder) as found:
+        width = narrow(folder)
+        assert found.encode([2, 10, 3], inputs_embeds=torch.zeros(3, width)).logits.shape == (found.dimension,)
+        with pytest.raises(ValueError, match=rf"here \(3, {width}\)$"):
+            found.encode([2, 10, 3], inputs_embeds=torch.zeros(3, found.dimension))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +245,12 @@ def test_a_declared_tensor_that_the_model_does_not_take(t_model: Path) -> None:
         declaring(t_model, TYPES, EncodeExtraInputSpec("colour", ("num_tokens",), "int64"))
 
 
+def test_declared_embeddings_have_the_width_of_the_embedding_table(t_model: Path) -> None:
+    message = rf"^cuda_graph_config\.extra_model_inputs: inputs_embeds has 7 numbers for each token.* width {HIDDEN}"
+    with pytest.raises(ValueError, match=message):
+        declaring(t_model, TYPES, EncodeExtraInputSpec("inputs_embeds", ("num_tokens", 7), "float32"))
+
+
 SPECS = (
     EncodeExtraInputSpec("rows", ("num_tokens",), "int8"),
     EncodeExtraInputSpec("columns", (2, "num_tokens"), "float16"),
@@ -224,7 +261,7 @@ SPECS = (
 
 
 def takes_all(*specs: EncodeExtraInputSpec, types: int | None = None) -> Takes:
-    return Takes(lambda _: True, types, torch.device("cpu"), torch.bfloat16, Declared(specs))
+    return Takes(lambda _: True, types, torch.device("cpu"), torch.bfloat16, HIDDEN, Declared(specs))
 
 
 def tensors_for(specs: tuple[EncodeExtraInputSpec, ...], lengths: list[int]) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.utils import logging as transformers_logging
@@ -53,6 +55,18 @@ def test_properties(encoder: Encoder) -> None:
         ({"trust_remote_code": 1}, "trust_remote_code: 1 is not allowed"),
         ({"model": 5}, "model: 5 is not allowed; give a text"),
         ({"model": ""}, "model is empty; leave it out"),
+        ({"model": ["x" * 5000]}, r"model: .{1,80} is not allowed; give a text$"),
+        *(
+            ({"show_progress": value}, rf"^show_progress: {re.escape(repr(value))} is not allowed; give True, False or None$")
+            for value in ("true", 1, 0, "", np.True_)
+        ),
+        ({"max_batch_size": np.True_}, r"max_batch_size: np\.True_ is not allowed"),
+        ({"max_batch_size": torch.tensor(True)}, r"max_batch_size: tensor\(True\) is not allowed"),
+        ({"max_batch_size": np.int64(0)}, r"max_batch_size: .*0.* is not allowed"),
+        ({"trust_remote_code": np.int64(1)}, r"trust_remote_code: .*1.* is not allowed"),
+        ({"device": "x" * 500}, r"^device: 'x{9,20}\.\.\.x{9,20}' is not allowed"),
+        ({"device": "meta:" + "1" * 500}, "^device: .{1,80}; give auto"),
+        ({"dtype": "x" * 500}, r"^dtype: 'x{9,20}\.\.\.x{9,20}' is not allowed"),
         ({"device": "gpu"}, "device: 'gpu' is not allowed; give auto, cpu, cuda, or cuda:1"),
         ({"device": "mps"}, "device: mps is not supported"),
         ({"device": None}, "device: None is not allowed"),
@@ -89,6 +103,25 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
         Encoder(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "/" + "x" * 5000, "/a" * 2500, "a/" + "x" * 300], ids=lambda name: name[:3])
+def test_a_model_with_a_name_too_long_for_any_is_one_short_line(name: str) -> None:
+    with pytest.raises(ModelFilesError, match=r"^model: .*\.\.\.") as caught:
+        Encoder(name)
+    assert len(str(caught.value)) < 700
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_the_home_of_nobody() -> None:
+    with pytest.raises(ModelFilesError, match="model: there is no folder ~nobody-of-this-name/model"):
+        Encoder("~nobody-of-this-name/model")
+
+
+def test_whole_numbers_may_be_numpys(t_model: Path) -> None:
+    numbers: dict[str, Any] = {"max_batch_size": np.int64(3), "max_num_tokens": np.uint16(96), "max_seq_len": np.int32(20)}
+    with Encoder(t_model, **numbers) as encoder:
+        assert (encoder.limits.max_batch_size, encoder.limits.max_num_tokens, encoder.max_seq_len) == (3, 96, 20)
+
+
 def test_settings_reach_the_model(t_model: Path) -> None:
     with Encoder(str(t_model), pooling="cls", normalize=False, dtype=torch.bfloat16, max_seq_len=10) as encoder:
         vector = encoder.encode("t10").logits
@@ -98,7 +131,12 @@ def test_settings_reach_the_model(t_model: Path) -> None:
     assert torch.equal(vector, tokens[0])
 
 
-@pytest.mark.parametrize("config", [{"batch_sizes": [1, 8]}, EncodeCudaGraphConfig(batch_sizes=[1, 8])], ids=["dict", "object"])
+MANY = {"batch_sizes": range(1, 129), "num_tokens": range(1, 257), "seq_lens": range(1, 65)}
+
+
+@pytest.mark.parametrize(
+    "config", [{"batch_sizes": [1, 8]}, EncodeCudaGraphConfig(batch_sizes=[1, 8]), MANY], ids=["dict", "object", "many"]
+)
 def test_graphs_have_no_effect_on_a_cpu_and_say_so_once(t_model: Path, caplog: pytest.LogCaptureFixture, config: Any) -> None:
     with caplog.at_level(logging.WARNING), LLM(t_model, encode_only=True, device="cpu", cuda_graph_config=config):
         pass

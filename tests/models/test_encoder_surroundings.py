@@ -157,10 +157,11 @@ def test_an_argument_that_is_none_is_not_given(encoder: Encoder) -> None:
     assert torch.equal(found.logits, expected.logits)
 
 
+@pytest.mark.parametrize(("value", "shown"), [("no", "'no'"), (np.True_, r"np\.True_"), (1, "1"), (None, "None")], ids=str)
 @pytest.mark.parametrize("name", ["batch_indexed_model_output", "copy_logits_to_host", "return_raw_logits"])
-def test_switches_are_true_or_false(encoder: Encoder, name: str) -> None:
-    arguments: dict[str, Any] = {name: "no"}
-    with pytest.raises(TypeError, match=f"{name} is a str, not True or False"):
+def test_switches_are_true_or_false(encoder: Encoder, name: str, value: Any, shown: str) -> None:
+    arguments: dict[str, Any] = {name: value}
+    with pytest.raises(TypeError, match=f"^{name}: {shown} is not allowed; give True or False$"):
         encoder.encode("t10", **arguments)
 
 

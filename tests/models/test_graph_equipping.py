@@ -12,7 +12,7 @@ import torch
 from packhorse_shared.graph_config import EncodeCudaGraphConfig, GraphConfigError
 from packhorse_worker.backend import DeviceLostError
 from packhorse_worker.engine.graphs import equipping
-from packhorse_worker.engine.graphs.equipping import equip
+from packhorse_worker.engine.graphs.equipping import check_number, equip
 from packhorse_worker.engine.graphs.graphs import Graphs
 from packhorse_worker.engine.lanes.lane import QueuedLane
 from packhorse_worker.engine.runner import Runner
@@ -139,8 +139,20 @@ def test_a_device_lost_at_capture_ends_the_start(bert: Runner, monkeypatch: pyte
 
 def test_too_many_graphs_are_an_error_of_the_configuration(bert: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EncodeCudaGraphConfig(batch_sizes=range(1, 129), num_tokens=range(100, 356), seq_lens=range(1, 65))
-    with pytest.raises(GraphConfigError, match="limit 4096"):
+    with pytest.raises(
+        GraphConfigError, match=r"^cuda_graph_config: asks for \d+ graphs, limit 4096: every combination becomes"
+    ):
         equipped(bert, config, monkeypatch)
+    equip(bert, config, show_progress=False)  # on a CPU it has no effect
+    check_number(bert, config)
+
+
+def test_too_many_graphs_are_told_before_anything_runs(bert: Runner) -> None:
+    config = EncodeCudaGraphConfig(batch_sizes=range(1, 129), num_tokens=range(100, 356), seq_lens=range(1, 65))
+    found = Runner(bert.pipeline, QueuedLane(bert.pipeline, SimulatedQueues()), bert.facts, bert.limits, bert._grouping)
+    with pytest.raises(GraphConfigError, match="limit 4096"):
+        check_number(found, config)
+    check_number(found, CONFIG)
 
 
 def _ours(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

@@ -65,7 +65,7 @@ def test_every_pooling_in_a_graph(bert: Runner, include_prompt: bool, in_parts: 
     readout = Embedding(pooling, torch.nn.Sequential(), in_parts=in_parts)
     width = HIDDEN * len(MODES)
     old = bert.pipeline
-    pipeline = Pipeline(old.transform, readout, Sizes(width, HIDDEN), old.activation, old.device)
+    pipeline = Pipeline(old.transform, readout, Sizes(width, HIDDEN, HIDDEN), old.activation, old.device)
     runner = Runner(pipeline, bert.lane, bert.facts, bert.limits, bert._grouping)
     made = maker_of(runner, WAYS[way])
     graphs = made.maker.make(Buckets.of(CONFIG, 8, 64, 20))

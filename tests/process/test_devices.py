@@ -3,10 +3,14 @@ last tests: what a worker would see is what its process's environment says when 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from conftest import StackFactory
@@ -43,17 +47,25 @@ def devices_of(stack: Stack) -> dict[str, str]:
     return {str(worker["id"]): str(worker["device"]) for worker in ready_workers(stack)}
 
 
+def _health(stack: Stack) -> int | None:
+    """The status of GET /health; None while nobody listens."""
+    try:
+        return int(stack.http.get("/health").status_code)
+    except httpx.TransportError:
+        return None
+
+
 def by_slot(*words: str) -> dict[str, str]:
     return {f"worker-{slot}": word for slot, word in enumerate(words)}
 
 
-def assert_each_sees_its_own(stack: StandInStack, expected: dict[str, str]) -> None:
-    """Every worker has its word in /status, and shows it alone to the libraries that it loads, before torch is among them."""
+def assert_each_sees_its_own(stack: StandInStack, expected: dict[str, str], uuids: Sequence[str] = ()) -> None:
+    """Every worker has its word in /status, and shows its device alone to the libraries that it loads, before torch is among
+    them: by its word, or by one of these UUIDs."""
     assert devices_of(stack) == expected
     seen = stack.seen()
-    assert {name: seen[name].visible for name in expected} == {
-        name: "" if word == "cpu" else word for name, word in expected.items()
-    }
+    words = zip(expected, uuids, strict=True) if uuids else expected.items()
+    assert {name: seen[name].visible for name in expected} == {name: "" if word == "cpu" else word for name, word in words}
     assert {seen[name].pid for name in expected} == {worker["pid"] for worker in ready_workers(stack)}
     assert {seen[name].order for name in expected} == {"PCI_BUS_ID"}
     assert not any(seen[name].has_torch for name in expected)
@@ -77,7 +89,8 @@ def test_each_device_gets_a_worker_that_sees_it_alone(
     asked = tmp_path / "asked"
     environment = environment | {"STUB_LOG": str(asked)}
     stack = make_standin(*flags, environment=environment).start().wait_ready(len(expected))
-    assert_each_sees_its_own(stack, by_slot(*expected))
+    # Indexes that nobody gave are for people.
+    assert_each_sees_its_own(stack, by_slot(*expected), UUIDS if expected == tuple("01234567") else ())
     assert len(stack.processes("worker")) == len(expected)
     threads = {seen.threads for seen in stack.seen().values()}
     assert threads == {str(max(1, usable_cores() // len(expected)))}
@@ -147,6 +160,27 @@ def test_without_a_gpu_one_line_says_that_it_is_the_cpu(
     assert f" {level} slots {ON_CPU}: {reason}" in line
 
 
+def test_frontends_answer_while_the_driver_is_asked(make_standin: StandInFactory, tmp_path: Path) -> None:
+    """It may take ten seconds and more, where nothing keeps it loaded."""
+    answers = tmp_path / "the driver answers"
+    stack = make_standin(environment=on(EIGHT) | {"STUB_WAIT": str(answers)}).start()
+    wait_until(lambda: " WARNING slots waiting for the NVIDIA driver" in stack.text(), 60, "the line")
+    wait_until(lambda: _health(stack) == 503, 30, "an answer")
+    assert ask(stack, {"input": "t10"}).status_code == 503
+    assert not stack.processes("worker")
+    answers.touch()
+    stack.wait_ready(8)
+    assert ask(stack, {"input": "t10"}).status_code == 200
+    assert stack.text().count("waiting for the NVIDIA driver") == 1
+
+
+def test_what_the_driver_kills_is_told_with_its_signal(make_standin: StandInFactory) -> None:
+    stack = make_standin(environment=on(EIGHT) | {"STUB_DIES": str(int(signal.SIGSEGV))}).start()
+    assert stack.process is not None
+    assert stack.process.wait(START_WITHIN_S) == 1
+    assert "slots cannot start: it was killed by SIGSEGV" in stack.text().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("flags", "visible", "words"),
     [
@@ -186,6 +220,51 @@ def test_a_device_that_is_lost_costs_a_reload_and_no_request(make_standin: Stand
         "AcceleratorError: CUDA error: an illegal memory access was encountered"
     ]
     assert "exited: worker-0 (exit status 1; not expected)" in log_of(stack, "supervisord")
+
+
+def test_a_worker_whose_card_is_lost_is_tried_until_it_is_back(make_standin: StandInFactory) -> None:
+    """Whatever is done meanwhile that ends a worker in good order, and so forgets its deaths."""
+    stack = make_standin(environment=on(cards(*UUIDS[:2]))).start().wait_ready(2)
+    pids = [worker["pid"] for worker in ready_workers(stack)]
+    stack.take_devices_away()
+    for pid in pids:
+        kill(pid)
+    for part in ("worker:worker-0", "broker"):
+        waits = len(logged(stack, "so it waits", "worker-0"))
+        wait_until(lambda: len(logged(stack, "so it waits", "worker-0")) > waits, 60, "the brake")  # noqa: B023
+        tries = len(lost(stack))
+        assert supervisorctl(stack, "restart", part) == 0
+        wait_until(lambda: len(lost(stack)) >= tries + 2, 30, f"tries of worker-0 after a restart of {part}")  # noqa: B023
+    assert logged(stack, "stopped while loading cause=(.*)", "worker-0")[:1] == ["signal"]
+    assert not logged(stack, "cannot start", "worker-*")
+    stack.give_devices_back()
+    wait_ready_workers(stack, 2)
+    assert_each_sees_its_own(stack, by_slot("0", "1"), UUIDS[:2])
+
+
+def test_a_card_of_an_earlier_server_is_not_waited_for(make_standin: StandInFactory) -> None:
+    """The launcher is killed, with all of its server; the next one finds what that left in the run directory."""
+    stack = make_standin(environment=on(cards(UUIDS[0]))).start().wait_ready()
+    assert stack.process is not None
+    stack.process.send_signal(signal.SIGKILL)
+    stack.process.wait(10)
+    stack.assert_all_gone(within_s=10)
+    stack.take_devices_away()
+    stack.start()
+    assert stack.process.wait(START_WITHIN_S) == 1
+    words = f"finds no device under CUDA_VISIBLE_DEVICES={UUIDS[0]} (GPU 0 when the server started)"
+    assert words in stack.text().splitlines()[-1]
+    assert not lost(stack)
+    assert "exited: worker-0 (exit status 3; expected)" in log_of(stack, "supervisord")
+
+
+def lost(stack: Stack) -> list[str]:
+    return logged(stack, "the model could not be loaded: devices: .* finds no device", "worker-0")
+
+
+def supervisorctl(stack: Stack, *words: str) -> int:
+    command = [str(Path(sys.executable).parent / "supervisorctl"), "-s", f"unix://{stack.run_dir}/supervisor.sock", *words]
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
 
 
 # ---- with torch ----

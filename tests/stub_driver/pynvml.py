@@ -2,14 +2,17 @@
 that asks the driver these cards. Nothing here is CUDA: torch finds none of them.
 
 STUB_GPUS is JSON: ``{"cards": [{"uuid": "GPU-a"}, {"uuid": "GPU-b", "slices": ["MIG-x", "MIG-y"]}, {"lost": true}]}`` or
-``{"error": 18}``. STUB_LOG names a file to which each process that asks adds its command line.
+``{"error": 18}``. STUB_LOG names a file to which each process that asks adds its command line; STUB_WAIT one until whose
+existence the driver does not answer; STUB_DIES is the number of a signal that whoever asks dies of.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 NVML_ERROR_NOT_SUPPORTED = 3
@@ -38,12 +41,29 @@ def nvmlInit() -> None:  # noqa: N802
         words = Path("/proc/self/cmdline").read_text().split("\0")
         with Path(os.environ["STUB_LOG"]).open("a") as log:
             log.write(" ".join(words) + "\n")
+    ends_at = time.monotonic() + 120
+    while "STUB_WAIT" in os.environ and not Path(os.environ["STUB_WAIT"]).exists() and time.monotonic() < ends_at:
+        time.sleep(0.02)
+    if "STUB_DIES" in os.environ:
+        os.kill(os.getpid(), int(os.environ["STUB_DIES"]))
     if "error" in _machine():
         raise NVMLError(_machine()["error"])
 
 
 def nvmlShutdown() -> None:  # noqa: N802
     pass
+
+
+def nvmlSystemGetDriverVersion() -> str:  # noqa: N802
+    return "555.5"
+
+
+def nvmlDeviceGetMemoryInfo(handle: Any) -> Any:  # noqa: N802
+    return SimpleNamespace(total=80 << 30)
+
+
+def nvmlDeviceGetName(handle: Any) -> str:  # noqa: N802
+    return "a card that is none"
 
 
 def nvmlDeviceGetCount() -> int:  # noqa: N802

@@ -27,11 +27,12 @@ from packhorse_worker.backend import Backend
 from packhorse_worker.brake import Brake
 from packhorse_worker.compute import run_worker
 from packhorse_worker.cuda_device import check_cuda
-from packhorse_worker.joining import join
+from packhorse_worker.joining import join, left_out
 from packhorse_worker.loop import EXIT_FAULT
 from packhorse_worker.meeting import MeetingPoint
 from packhorse_worker.orders import WorkerIdentity
 from packhorse_worker.place import BY_HAND, Place, environment_of, find_place
+from packhorse_worker.sighting import Sighting, life_of
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"packhorse worker: {problem}\n")
         return EXIT_CANNOT_START
     os.environ.update(environment_of(place, os.environ))
-    if slot == BY_HAND:
-        for remark in devices.remarks:
-            log.log(logging.WARNING if remark.is_warning else logging.INFO, remark.text)
+    for remark in devices.remarks:
+        log.log(logging.WARNING if remark.is_warning else logging.INFO, remark.text)
+    if slot == BY_HAND and (in_vain := left_out(parsed, os.environ, meeting)):
+        log.warning("%s", in_vain)
     supervised = SUPERVISED in os.environ and slot != BY_HAND
     return _run(settings, meeting, place, supervised=supervised)
 
@@ -76,7 +78,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(settings: Settings, meeting: MeetingPoint, place: Place, *, supervised: bool) -> int:
-    brake = Brake(place.run_dir.path / f"worker-{place.slot}.starts") if supervised and place.run_dir is not None else None
+    brake = None
+    if supervised and place.run_dir is not None:
+        brake = Brake(place.run_dir.path / f"worker-{place.slot}.starts")
+        # Our parent is supervisord, and the server lives as long as it does.
+        sighting = Sighting(place.run_dir.path / f"worker-{place.slot}.device", place.visible, life_of(os.getppid()))
+        place = replace(place, sighting=sighting)
     who = WorkerIdentity(place.slot, place.device, os.getpid(), secrets.randbits(63), supervised)
 
     def leave(status: int) -> int:
@@ -88,7 +95,7 @@ def _run(settings: Settings, meeting: MeetingPoint, place: Place, *, supervised:
         if brake is not None and (wait_s := brake.begin(time.monotonic())) > 0:
             log.warning("this worker died soon after its last starts, so it waits", extra={"wait_s": wait_s})
             time.sleep(wait_s)
-        return _load(settings, replace(place, was_cut_off=brake is not None and brake.was_cut_off))
+        return _load(settings, place)
 
     def exit_now(status: int) -> None:
         os._exit(leave(status))
@@ -130,7 +137,7 @@ def _load(settings: Settings, place: Place) -> Backend:
     torch.set_num_threads(place.threads)
     torch.set_num_interop_threads(1)
     if place.device != CPU:
-        check_cuda(torch, place.device, was_cut_off=place.was_cut_off)
+        check_cuda(torch, place)
         settle_cuda()
     device = Device(torch.device("cpu" if place.device == CPU else "cuda:0"), place.workers_on_device)
     try:

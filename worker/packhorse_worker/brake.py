@@ -21,8 +21,6 @@ class Brake:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.was_cut_off = False
-        """Whether the start before this one did not end well; known once this one has begun."""
 
     def begin(self, now: float) -> float:
         """Note a start; returns the seconds to wait before loading.
@@ -30,9 +28,7 @@ class Brake:
         ``now``: of the machine's monotonic clock. The third death within a minute waits 1 s, each further one twice as
         long, 10 s at most.
         """
-        known = self._read()
-        self.was_cut_off = bool(known)
-        starts = [start for start in known if 0 <= now - start < _WINDOW_S]
+        starts = [start for start in self._read() if 0 <= now - start < _WINDOW_S]
         try:
             self._path.write_text(json.dumps([*starts, now][-10:]), encoding="ascii")
         except OSError:

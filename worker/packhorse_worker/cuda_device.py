@@ -7,25 +7,30 @@ from typing import Any
 from packhorse_shared.errors import CannotStartError
 from packhorse_shared.nvml import read_inventory
 from packhorse_worker.backend import DeviceLostError
+from packhorse_worker.place import Place
 
 
-def check_cuda(torch: Any, word: str, *, was_cut_off: bool) -> None:
-    """Raises CannotStartError with one line when ``torch`` finds no device under ``word``, which CUDA_VISIBLE_DEVICES holds.
+def check_cuda(torch: Any, place: Place) -> None:
+    """Raises CannotStartError with one line when ``torch`` finds no device under what CUDA_VISIBLE_DEVICES says.
 
-    ``was_cut_off``: the start before this one did not end well. Then it is DeviceLostError where a card may be missing, and the
-    worker is started again: a card that was lost may come back, and nobody should have to start its worker by hand.
+    Where the device was found before in this server's life it is DeviceLostError, and the worker is started again: a card that
+    was lost may come back, and nobody should have to start its worker by hand.
     """
     if torch.cuda.is_available():
+        if place.sighting is not None:
+            place.sighting.note()
         return
     if torch.version.cuda is None:
         raise CannotStartError(
-            f"devices: this PyTorch ({torch.__version__}) is built without CUDA, and device {word} needs it; install a CUDA "
-            "build of PyTorch, or say --devices cpu"
+            f"devices: this PyTorch ({torch.__version__}) is built without CUDA, and device {place.device} needs it; install a "
+            "CUDA build of PyTorch, or say --devices cpu"
         )
     build = f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}"
-    raise (DeviceLostError if was_cut_off else CannotStartError)(
-        f"devices: {build} finds no device under CUDA_VISIBLE_DEVICES={word}: {_reason(torch)}; {_driver()}. Compare with "
-        "nvidia-smi -L, or say --devices cpu"
+    index = f" (GPU {place.device} when the server started)" if place.uuid else ""
+    may_come_back = place.sighting is not None and place.sighting.is_noted()
+    raise (DeviceLostError if may_come_back else CannotStartError)(
+        f"devices: {build} finds no device under CUDA_VISIBLE_DEVICES={place.visible}{index}: {_reason(torch)}; {_driver()}. "
+        "Compare with nvidia-smi -L, or say --devices cpu"
     )
 
 

@@ -15,6 +15,8 @@ from packhorse_shared.key_folders import read_worker_keys
 from packhorse_shared.run_dir import RunDir, find_running, run_dir_of
 from packhorse_shared.settings import Settings, flags
 from packhorse_shared.settings_query import query_settings
+from packhorse_shared.triton import from_triton
+from packhorse_shared.yaml_file import from_yaml
 from packhorse_worker.loop import GIVE_UP_AFTER_S
 from packhorse_worker.meeting import MeetingPoint, RemoteBroker
 
@@ -22,6 +24,9 @@ _RUN_DIR = ("PACKHORSE_RUN_DIR", "PACKHORSE_PORT")
 """All that a worker takes from the environment on its server's machine: the rest of it may be the server's own."""
 _OF_THE_MACHINE = ("devices", "workers_per_device")
 """What the settings of a server on another machine cannot say about this one."""
+
+_FROM_FILES = frozenset({*_OF_THE_MACHINE, "broker", "curve_keys", "run_dir"})
+"""All that counts of the files of settings of a worker that joins a server on another machine."""
 
 
 def join(
@@ -40,6 +45,22 @@ def join(
     if "broker" in given or ("PACKHORSE_BROKER" in environ and not (named_here or here)):
         return _join_remote(parsed, environ, give_up_after_s)
     return _join_here(parsed, here, environ.get("XDG_RUNTIME_DIR"))
+
+
+def left_out(parsed: argparse.Namespace, environ: Mapping[str, str], joined: MeetingPoint) -> str:
+    """What the files of settings of a worker that joined say in vain, in one line; "" where they say nothing so."""
+    taken = explicit(parsed)
+    if isinstance(joined, RemoteBroker):
+        taken |= _FROM_FILES | from_environment(environ).keys()
+    told = []
+    for name, read in (("config", from_yaml), ("triton_config", from_triton)):
+        file = getattr(parsed, name)
+        names = [] if file is None else sorted(read(Path(file).expanduser()).keys() - taken)
+        if names:
+            told.append(f"{file} sets {', '.join(names)}")
+    if not told:
+        return ""
+    return f"{'; '.join(told)}: a worker that joins takes them from its server; what differs here must be a flag"
 
 
 def _join_here(parsed: argparse.Namespace, environ: Mapping[str, str], xdg_runtime_dir: str | None) -> tuple[Settings, RunDir]:
@@ -66,7 +87,7 @@ def _join_remote(
         raise SettingsError("broker", f"{endpoint} is where a server listens; give the address of its machine")
     broker = RemoteBroker(endpoint, read_worker_keys(Path(keys_folder).expanduser().absolute()))
     theirs = query_settings(endpoint, broker.curve_keys, give_up_after_s)
-    settings = _put_over(theirs, own, {*given, *_OF_THE_MACHINE, "broker", "curve_keys", "run_dir"})
+    settings = _put_over(theirs, own, given | _FROM_FILES)
     _check_one_device(settings, given)
     model = theirs.model.model
     if "model" not in given and model is not None and model.startswith("/") and not Path(model).is_dir():

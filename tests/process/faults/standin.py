@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ TRAPS_NAME = "standin.json"
 """``Traps`` as JSON, looked at before every batch."""
 LOST_NAME = "lose-the-device"
 """A file that the next batch takes away, and its worker's device is lost then."""
+MISSING_NAME = "miss-the-device"
+"""While there is a file of this name, CUDA finds none of the devices."""
 _LIBC = ctypes.CDLL(None)
 _LIBC.getenv.restype = ctypes.c_char_p
 _HANG_S = 600.0
@@ -191,15 +194,30 @@ def _note_seen(slot: int, folder: Path) -> None:
         (folder / f"seen-{slot}-{os.getpid()}.json").write_bytes(msgspec.json.encode(found))
 
 
+def _torch(folder: Path) -> Any:
+    """As much of torch as is asked whether it finds a device."""
+
+    def init() -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    cuda = SimpleNamespace(is_available=lambda: not (folder / MISSING_NAME).exists(), init=init)
+    return SimpleNamespace(__version__="0.stand-in", version=SimpleNamespace(cuda="13.0"), cuda=cuda)
+
+
 def _load(settings: Any, place: Any) -> StandIn:
     """Takes the place of ``packhorse_worker.__main__._load``."""
+    from packhorse_shared.devices import CPU
     from packhorse_shared.messages import WorkerLimits
     from packhorse_shared.model_folder import served_names
+    from packhorse_worker.cuda_device import check_cuda
 
     most_tokens = settings.batching.max_num_tokens
     limits = WorkerLimits(settings.batching.max_batch_size, most_tokens if isinstance(most_tokens, int) else 8192)
-    _note_seen(place.slot, Path(os.environ[FOLDER_VARIABLE]))
-    standin = StandIn(None, limits, Path(os.environ[FOLDER_VARIABLE]))
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    _note_seen(place.slot, folder)
+    if place.device != CPU:
+        check_cuda(_torch(folder), place)
+    standin = StandIn(None, limits, folder)
     traps = standin.traps()
     standin.facts = facts_of(served_names(settings.model)[0], traps)
     time.sleep(traps.load_s)

@@ -13,7 +13,7 @@ import msgspec
 
 import standin
 from stack import Stack
-from standin import FOLDER_VARIABLE, LOST_NAME, TRAPS_NAME, Computed, Seen, Traps
+from standin import FOLDER_VARIABLE, LOST_NAME, MISSING_NAME, TRAPS_NAME, Computed, Seen, Traps
 from waiting import wait_until
 
 
@@ -74,6 +74,13 @@ class StandInStack(Stack):
     def lose_device(self) -> None:
         """The next batch, on whatever worker, meets a device that is lost."""
         (self.run_dir / LOST_NAME).touch()
+
+    def take_devices_away(self) -> None:
+        """CUDA finds no device from now on; workers that run already do not notice."""
+        (self.run_dir / MISSING_NAME).touch()
+
+    def give_devices_back(self) -> None:
+        (self.run_dir / MISSING_NAME).unlink()
 
     def forget_deaths(self) -> None:
         """Release the crash brakes, which would hold up the next workers for the deaths of the tests before."""

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packhorse_shared.extra_inputs import EncodeExtraInputSpec
+from packhorse_shared.extra_inputs import EMBEDDINGS, EncodeExtraInputSpec
 from packhorse_shared.graph_config import GraphConfigError, read_graph_config
+from packhorse_shared.values import kind
 
 _SETTING = "cuda_graph_config.extra_model_inputs"
 _MEANING = {"num_tokens": "the tokens of all inputs", "batch_size": "the number of inputs"}
@@ -27,11 +28,20 @@ class Declared:
         """What a ``cuda_graph_config`` declares, perhaps nothing."""
         return cls(read_graph_config(config).extra_model_inputs)
 
-    def check_taken(self, takes: Callable[[str], bool]) -> None:
-        """Raise GraphConfigError for a declared tensor that the model's forward has no argument for."""
+    def check_taken(self, takes: Callable[[str], bool], embedding_width: int) -> None:
+        """Raise GraphConfigError for a declared tensor that the model's forward has no argument for, and for embeddings of
+        another width than its table's."""
         for name in self._specs:
             if not takes(name):
                 raise GraphConfigError(None, f"{name} is not an argument of this model's forward", _SETTING)
+        embeddings = self._specs.get(EMBEDDINGS)
+        if embeddings is not None and embeddings.shape[1] != embedding_width:
+            raise GraphConfigError(
+                None,
+                f"{EMBEDDINGS} has {embeddings.shape[1]} numbers for each token; this model's embedding table has the "
+                f'width {embedding_width}: declare ("num_tokens", {embedding_width})',
+                _SETTING,
+            )
 
     def find(self, name: str, value: torch.Tensor | NDArray[Any] | None) -> EncodeExtraInputSpec | None:
         """What is declared of a tensor. Raises ValueError where that is nothing; without a ``value`` that is None."""
@@ -47,7 +57,7 @@ class Declared:
         """Raise ValueError for what is no tensor and declared as one."""
         spec = self._specs.get(name)
         if spec is not None:
-            raise ValueError(f"{name} is a {type(value).__name__}; give a torch tensor or a numpy array, {_right(spec)}")
+            raise ValueError(f"{name} is {kind(value)}; give a torch tensor or a numpy array, {_right(spec)}")
 
     def check_all_given(self, names: Collection[str]) -> None:
         """Raise ValueError for a declared tensor that is missing."""

@@ -26,7 +26,7 @@ from packhorse_worker.engine.files.modules import Dense, LayerNorm, Pooling, Seq
 from packhorse_worker.engine.files.probabilities import read_probabilities
 from packhorse_worker.engine.files.weights import find_weights, fingerprint
 from packhorse_worker.engine.forward import Arguments
-from packhorse_worker.engine.graphs.equipping import equip
+from packhorse_worker.engine.graphs.equipping import check_number, equip
 from packhorse_worker.engine.grouping import Grouping, grouping_of
 from packhorse_worker.engine.heads import Embedding, Readout, SequenceLogits, TokenLogits, YesNoLogits
 from packhorse_worker.engine.lanes.lane import DirectLane, Lane, QueuedLane
@@ -38,7 +38,7 @@ from packhorse_worker.engine.prepack import prepack_linears
 from packhorse_worker.engine.probe import Probe
 from packhorse_worker.engine.runner import Runner
 from packhorse_worker.engine.tokenizer import check_tokenizer
-from packhorse_worker.engine.transformer import embedding_rows, load_transformer, position_limit
+from packhorse_worker.engine.transformer import embedding_shape, load_transformer, position_limit
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def load_runner(
     parts, dimension = build_parts(folder, model, hidden_size)
     positions = position_limit(transformer)
     max_seq_len = find_max_seq_len(folder.limit, positions, model.max_seq_len, most_num_tokens(batching))
-    sizes = _Sizes(max_seq_len, embedding_rows(transformer), dimension, dtype)
+    sizes = _Sizes(max_seq_len, embedding_shape(transformer)[0], dimension, dtype)
     canary = find_canary(folder, rows=sizes.vocabulary_rows, max_seq_len=max_seq_len)
     facts = _facts(folder, name, model, sizes, canary)
     with ThreadPoolExecutor(1, "tokenizer") as meanwhile:
@@ -99,9 +99,11 @@ def load_runner(
         pipeline, grouping = _assemble(folder, transformer, parts, facts, device=device.torch_device)
         facts = check.result().put_into(facts, _MOST_FACTS_BYTES)
     if model.cuda_graph_config is not None:
-        Declared.of(model.cuda_graph_config).check_taken(pipeline.takes)
+        Declared.of(model.cuda_graph_config).check_taken(pipeline.takes, pipeline.embedding_width)
     num_tokens = find_num_tokens(batching, transformer, pipeline, facts, device.workers)
     runner = Runner(pipeline, _lane(pipeline), facts, WorkerLimits(batching.max_batch_size, num_tokens), grouping)
+    if model.cuda_graph_config is not None:
+        check_number(runner, read_graph_config(model.cuda_graph_config))  # before anything runs
     log.info("warming up", extra={"max_seq_len": max_seq_len, "max_num_tokens": num_tokens})
     warm_up(runner)
     if model.cuda_graph_config is not None:
@@ -127,7 +129,9 @@ def _assemble(
     readout = _readout(folder, transformer, parts.to(device), probe, device)
     activation = getattr(nn, folder.activation)()
     hidden_size = int(transformer.config.get_text_config().hidden_size)
-    pipeline = Pipeline(manner.forward, readout, Sizes(facts.dimension, hidden_size), activation, device)
+    pipeline = Pipeline(
+        manner.forward, readout, Sizes(facts.dimension, hidden_size, embedding_shape(transformer)[1]), activation, device
+    )
     if device.type == "cpu":
         works = probe.check_of(pipeline.forward)
         replaced = prepack_linears(transformer, getattr(torch, facts.dtype), _CPU_TYPICAL_TOKENS, works)

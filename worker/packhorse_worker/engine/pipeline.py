@@ -23,6 +23,8 @@ class Sizes:
     """Of an input's output; of a token-level model's, of a token's."""
     hidden: int
     """Of a token's hidden state."""
+    embedding: int
+    """Of a token's embedding: the width of the table, which may be another one."""
 
 
 class Pipeline:
@@ -54,6 +56,11 @@ class Pipeline:
     def token_types(self) -> int:
         """Rows of the table of token types that the transformer's forward reads; 0 where it reads none, or has no table."""
         return self.transform.token_types
+
+    @property
+    def embedding_width(self) -> int:
+        """Values in a row of the transformer's table of token embeddings."""
+        return self._sizes.embedding
 
     def takes(self, name: str) -> bool:
         """Whether the transformer's forward names this argument."""

@@ -81,10 +81,11 @@ def _position_table(model: nn.Module) -> nn.Embedding | None:
     return None
 
 
-def embedding_rows(model: Any) -> int:
-    """Rows of the table of token embeddings. Raises ModelFilesError for a model without one."""
+def embedding_shape(model: Any) -> tuple[int, int]:
+    """Rows and width of the table of token embeddings. Raises ModelFilesError for a model without one."""
     try:
-        return int(model.get_input_embeddings().weight.shape[0])
+        rows, width = model.get_input_embeddings().weight.shape
+        return int(rows), int(width)
     except (NotImplementedError, AttributeError):
         raise ModelFilesError(f"a {model.config.model_type} has no table of token embeddings, which is not served") from None
 

@@ -12,6 +12,7 @@ import torch
 from packhorse_shared.graph_config import read_graph_config
 from packhorse_shared.load import allowed
 from packhorse_shared.settings import BatchingSettings, Flag, ModelSettings, flags
+from packhorse_shared.values import quoted, whole_number
 
 
 def read_settings(given: Mapping[str, Any]) -> tuple[ModelSettings, BatchingSettings]:
@@ -30,7 +31,9 @@ def find_device(asked: str | torch.device) -> torch.device:
     try:
         device = torch.device(asked)
     except (RuntimeError, TypeError):
-        raise ValueError(f"device: {asked!r} is not allowed; give auto, cpu, cuda, or cuda:1 for the second one") from None
+        raise ValueError(
+            f"device: {quoted(asked)} is not allowed; give auto, cpu, cuda, or cuda:1 for the second one"
+        ) from None
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda":
@@ -43,6 +46,12 @@ def find_device(asked: str | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+def check_show_progress(value: Any) -> None:
+    """Raise ValueError for what is not True, False or None."""
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"show_progress: {quoted(value)} is not allowed; give True, False or None")
+
+
 def _read(flag: Flag, value: Any) -> Any:
     if flag.yaml_only:
         return value if value is None else read_graph_config(value, flag.name).to_dict()
@@ -50,10 +59,11 @@ def _read(flag: Flag, value: Any) -> Any:
         value = os.fspath(value)
     if isinstance(value, torch.dtype):
         value = str(value).removeprefix("torch.")
+    number = whole_number(value)
     try:
-        found = msgspec.convert(value, flag.type)
+        found = msgspec.convert(value if number is None else number, flag.type)
     except msgspec.ValidationError:
-        raise ValueError(f"{flag.name}: {value!r} is not allowed; give {allowed(flag)}") from None
+        raise ValueError(f"{flag.name}: {quoted(value)} is not allowed; give {allowed(flag)}") from None
     if found == "":
         raise ValueError(f"{flag.name} is empty; leave it out for the default, or give {allowed(flag)}")
     return found

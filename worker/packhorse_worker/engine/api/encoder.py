@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from packhorse_shared.messages import EncodeOptions, ModelFacts, WorkerLimits
 from packhorse_shared.settings import BatchingSettings, ModelSettings
+from packhorse_shared.values import quoted
 from packhorse_worker.backend import EncodedBatch
 from packhorse_worker.engine.api.extras import Takes, ready_inputs
 from packhorse_worker.engine.api.inputs import InputTypeError, OneInput, Tokens, is_single, label_of, read_inputs
@@ -29,6 +30,7 @@ from packhorse_worker.engine.lanes.lane import How
 from packhorse_worker.engine.load import Device, load_runner
 from packhorse_worker.engine.outcome import Outcome
 from packhorse_worker.engine.pairs import open_pairs
+from packhorse_worker.engine.pipeline import Pipeline
 from packhorse_worker.engine.progress import progress_bar
 from packhorse_worker.engine.runner import Runner
 from packhorse_worker.engine.surroundings import undisturbed
@@ -199,7 +201,7 @@ class Encoder:
         threads = torch.get_num_threads()
         tokens = self._reader.read(asked, single=single, add_special_tokens=add_special_tokens, threads=threads)
         self._check_lengths(tokens, single=single)
-        takes = Takes(runner.pipeline.takes, self._token_types, self._device, self.dtype, self._declared)
+        takes = self._takes(runner.pipeline)
         with undisturbed(self._device.type):
             ready, constants = ready_inputs(tokens, model_kwargs, takes)
             outcome = self._run(ready, constants, per_token=not batch_indexed_model_output, to_host=copy_logits_to_host)
@@ -288,6 +290,9 @@ class Encoder:
         """What turns logits into the scores that the model's files mean: ``Sigmoid``, ``Identity``, ..."""
         return self._activation
 
+    def _takes(self, pipeline: Pipeline) -> Takes:
+        return Takes(pipeline.takes, self._token_types, self._device, self.dtype, pipeline.embedding_width, self._declared)
+
     def _check_lengths(self, tokens: Sequence[Tokens], *, single: bool) -> None:
         limit = self.max_seq_len
         for index, each in enumerate(tokens):
@@ -309,4 +314,4 @@ class Encoder:
 def _check_switches(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, bool):
-            raise InputTypeError(f"{name} is a {type(value).__name__}, not True or False")
+            raise InputTypeError(f"{name}: {quoted(value)} is not allowed; give True or False")

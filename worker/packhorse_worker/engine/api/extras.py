@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from packhorse_shared.extra_inputs import EMBEDDINGS, RESERVED_INPUTS, TYPE_IDS, EncodeExtraInputSpec
+from packhorse_shared.values import kind
 from packhorse_worker.engine.api.inputs import Tokens
 from packhorse_worker.engine.batch import Extra, Input
 from packhorse_worker.engine.declared import Declared, dtype_name
@@ -30,6 +31,8 @@ class Takes:
     device: torch.device
     dtype: torch.dtype
     """Of tensors of floats."""
+    embedding_width: int
+    """Values in a row of the table of token embeddings."""
     declared: Declared | None = None
     """The tensors that a ``cuda_graph_config`` declares; None without one: any tensor with a row for each token."""
 
@@ -88,9 +91,7 @@ def _read(given: Mapping[str, Any], lengths: Sequence[int], takes: Takes) -> tup
             tensors[name] = _tensor(name, value, lengths, takes)
             continue
         if name in (TYPE_IDS, EMBEDDINGS):
-            raise ValueError(
-                f"{name} is a {type(value).__name__}; give a torch tensor or a numpy array with a row for each token"
-            )
+            raise ValueError(f"{name} is {kind(value)}; give a torch tensor or a numpy array with a row for each token")
         if takes.declared is not None:
             takes.declared.check_constant(name, value)
         constants[name] = value
@@ -109,8 +110,8 @@ def _tensor(name: str, value: torch.Tensor | NDArray[Any], lengths: Sequence[int
         _check_rows(name, tensor, sum(lengths))
     if name == TYPE_IDS:
         _check_types(tensor, takes.types)
-    if name == EMBEDDINGS and not tensor.is_floating_point():
-        raise ValueError(f"{EMBEDDINGS} holds integers; embeddings are floats")
+    if name == EMBEDDINGS:
+        _check_embeddings(tensor, (sum(lengths), takes.embedding_width))
     return _handed(name, tensor, spec, takes)
 
 
@@ -153,6 +154,15 @@ def _check_types(types: torch.Tensor, rows: int | None) -> None:
     for value in (int(types.min()), int(types.max())) if types.numel() else ():
         if not 0 <= value < rows:
             raise ValueError(f"{TYPE_IDS} has the type {value}; this model's types are 0 to {rows - 1}")
+
+
+def _check_embeddings(tensor: torch.Tensor, right: tuple[int, int]) -> None:
+    if not tensor.is_floating_point():
+        raise ValueError(f"{EMBEDDINGS} holds {dtype_name(tensor.dtype)}; embeddings are floats")
+    if tuple(tensor.shape) != right:
+        raise ValueError(
+            f"{EMBEDDINGS} has the shape {tuple(tensor.shape)}; give (tokens, width of the embedding table), here {right}"
+        )
 
 
 def _check_rows(name: str, tensor: torch.Tensor, tokens: int) -> None:

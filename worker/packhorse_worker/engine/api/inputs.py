@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from packhorse_shared.errors import PackhorseError
+from packhorse_shared.values import kind
 
 
 class PromptDict(TypedDict, total=False):
@@ -30,6 +31,9 @@ OneInput: TypeAlias = "str | PromptDict | Mapping[str, Any] | TokenIds"
 
 _KEYS = ("prompt", "prompt_token_ids", "text_pair", "prompt_name")
 _FORMS = "a text, a list of token ids, or a dict with prompt or prompt_token_ids"
+
+
+_THE_INPUT = "the input"
 
 
 class InputTypeError(PackhorseError, TypeError, ValueError):
@@ -72,7 +76,7 @@ def read_inputs(inputs: Any, rows: int) -> list[Asked]:
     Raises ValueError that names the index of the first input which is wrong; see also InputTypeError.
     """
     if is_single(inputs):
-        return [_read_one(inputs, "the input", rows)]
+        return [_read_one(inputs, _THE_INPUT, rows)]
     if not inputs:
         raise ValueError(f"inputs is empty; give {_FORMS}, or a list of them")
     return [Text(each) if type(each) is str else _read_one(each, f"inputs[{index}]", rows) for index, each in enumerate(inputs)]
@@ -80,18 +84,18 @@ def read_inputs(inputs: Any, rows: int) -> list[Asked]:
 
 def label_of(index: int, *, single: bool) -> str:
     """How messages name an input."""
-    return "the input" if single else f"inputs[{index}]"
+    return _THE_INPUT if single else f"inputs[{index}]"
 
 
 def _read_one(value: Any, label: str, rows: int) -> Asked:
     if isinstance(value, str):
         return Text(value)
     if isinstance(value, list | tuple | np.ndarray | torch.Tensor):
-        return _read_ids(value, label, rows)
+        return _read_ids(value, label, "inputs" if label == _THE_INPUT else label, rows)
     if isinstance(value, Mapping):
         return _read_mapping(value, label, rows)
     hint = "; a list or tuple holds several inputs" if hasattr(value, "__iter__") else ""
-    raise InputTypeError(f"{label} is a {type(value).__name__}; give {_FORMS}{hint}")
+    raise InputTypeError(f"{label} is {kind(value)}; give {_FORMS}{hint}")
 
 
 def _read_mapping(found: Mapping[Any, Any], label: str, rows: int) -> Asked:
@@ -105,27 +109,30 @@ def _read_mapping(found: Mapping[Any, Any], label: str, rows: int) -> Asked:
         if len(given) > 1:
             raise ValueError(f"{label} has {', '.join(given)}; token ids are used as they are, so give prompt_token_ids alone")
         if not isinstance(given["prompt_token_ids"], list | tuple | np.ndarray | torch.Tensor):
-            raise InputTypeError(
-                f"{label}: prompt_token_ids is a {type(given['prompt_token_ids']).__name__}, not a list of ids"
-            )
-        return _read_ids(given["prompt_token_ids"], label, rows)
+            raise InputTypeError(f"{label}: prompt_token_ids is {kind(given['prompt_token_ids'])}, not a list of ids")
+        return _read_ids(given["prompt_token_ids"], label, f"{label}: prompt_token_ids", rows)
     for key, value in given.items():
         if not isinstance(value, str):
-            raise InputTypeError(f"{label}: {key} is a {type(value).__name__}, not a text")
+            raise InputTypeError(f"{label}: {key} is {kind(value)}, not a text")
     return Text(given["prompt"], given.get("text_pair"), given.get("prompt_name"))
 
 
-def _read_ids(ids: Any, label: str, rows: int) -> Tokens:
-    wide = _from_array(ids, label) if isinstance(ids, np.ndarray | torch.Tensor) else _from_list(ids, label)
+def _read_ids(ids: Any, label: str, place: str, rows: int) -> Tokens:
+    """``place`` is what the ids are the entries of."""
+    wide = _from_array(ids, label) if isinstance(ids, np.ndarray | torch.Tensor) else _from_list(ids, place)
     if wide.size == 0:
         raise ValueError(f"{label} has no tokens")
     if wide.min() < 0 or wide.max() >= rows:
         position = int(np.flatnonzero((wide < 0) | (wide >= rows))[0])
-        raise ValueError(f"{label}[{position}] is token id {wide[position]}; this model's ids are 0 to {rows - 1}")
+        raise ValueError(f"{place}[{position}] is token id {wide[position]}; this model's ids are 0 to {rows - 1}")
     return Tokens(wide.tolist())
 
 
 def _from_array(ids: NDArray[Any] | torch.Tensor, label: str) -> NDArray[Any]:
+    if ids.ndim == 0:
+        raise ValueError(
+            f"{label} is a single number in an array of no dimensions; give an array of one, or a list of ints (array.tolist())"
+        )
     if ids.ndim != 1:
         raise ValueError(
             f"{label} is an array of {ids.ndim} dimensions; token ids have one, and list(array) makes one input of each row"
@@ -139,13 +146,15 @@ def _from_array(ids: NDArray[Any] | torch.Tensor, label: str) -> NDArray[Any]:
     return ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else ids
 
 
-def _from_list(ids: Sequence[Any], label: str) -> NDArray[Any]:
+def _from_list(ids: Sequence[Any], place: str) -> NDArray[Any]:
     if any(kind is not int and not _is_whole(kind) for kind in set(map(type, ids))):
-        position = next(place for place, each in enumerate(ids) if not _is_whole(type(each)))
+        position = next(index for index, each in enumerate(ids) if not _is_whole(type(each)))
         hint = ""
         if isinstance(ids[position], str):
             hint = '; a pair of texts is {"prompt": ..., "text_pair": ...}'
-        raise InputTypeError(f"{label}[{position}] is a {type(ids[position]).__name__}; token ids are integers{hint}")
+        elif isinstance(ids[position], np.ndarray | torch.Tensor):
+            hint = "; array.tolist() makes a list of them"
+        raise InputTypeError(f"{place}[{position}] is {kind(ids[position])}; token ids are integers{hint}")
     try:
         return np.fromiter(ids, dtype=np.int64, count=len(ids))
     except OverflowError:

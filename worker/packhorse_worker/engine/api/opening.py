@@ -14,7 +14,7 @@ from packhorse_shared.cores import usable_cores
 from packhorse_shared.errors import SettingsError
 from packhorse_shared.model_folder import find_folder, served_names
 from packhorse_shared.settings import ModelSettings
-from packhorse_worker.engine.api.arguments import find_device, read_settings
+from packhorse_worker.engine.api.arguments import check_show_progress, find_device, read_settings
 from packhorse_worker.engine.files.model_folder import ModelFolder, read_model_folder
 from packhorse_worker.engine.load import Device, load_runner
 from packhorse_worker.engine.runner import Runner
@@ -36,6 +36,7 @@ def open_model(given: Mapping[str, Any], device: str | torch.device, show_progre
     Raises ValueError naming an argument, and ModelFilesError naming a file.
     """
     try:
+        check_show_progress(show_progress)
         settings, batching = read_settings(given)
         place = Device(find_device(device), workers=1)
         _bound_threads()

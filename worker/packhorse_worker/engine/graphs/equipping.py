@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 def equip(runner: Runner, config: EncodeCudaGraphConfig, *, show_progress: bool | None) -> None:
     """Capture the graphs that a configuration asks for. ``show_progress``: a bar on stderr; None shows it on a terminal.
 
-    Raises GraphConfigError when it asks for too many.
+    Raises GraphConfigError as ``check_number``.
     """
-    limits = runner.limits
-    longest = min(runner.facts.max_seq_len, limits.max_num_tokens)
-    buckets = Buckets.of(config, limits.max_batch_size, limits.max_num_tokens, longest)
-    why_none = _why_none(runner) or buckets.why_none
-    if why_none:
+    if why_none := _why_none(runner):
         log.warning("%s", why_none)
+        return
+    buckets = _buckets(runner, config)
+    if buckets.why_none:
+        log.warning("%s", buckets.why_none)
         return
     if buckets.lists.changes:
         log.info("sizes of CUDA graphs: %s", buckets.lists.changes)
@@ -52,6 +52,18 @@ def equip(runner: Runner, config: EncodeCudaGraphConfig, *, show_progress: bool 
             "seconds": round(time.monotonic() - began, 1),
         },
     )
+
+
+def check_number(runner: Runner, config: EncodeCudaGraphConfig) -> None:
+    """Raise GraphConfigError when a configuration asks for too many graphs, where a model can have any."""
+    if not _why_none(runner):
+        _buckets(runner, config)
+
+
+def _buckets(runner: Runner, config: EncodeCudaGraphConfig) -> Buckets:
+    limits = runner.limits
+    longest = min(runner.facts.max_seq_len, limits.max_num_tokens)
+    return Buckets.of(config, limits.max_batch_size, limits.max_num_tokens, longest)
 
 
 def _why_none(runner: Runner) -> str:
