@@ -64,6 +64,18 @@ def busy_worker(stack: Stack, slot: int) -> int:
     return int(wait_until(look, 30, f"worker-{slot} to be busy"))
 
 
+def kill_and_replace(stack: Stack, pid: int, count: int, within_s: float = 30.0) -> None:
+    """Kill a worker and wait until its successor is ready, so that there are ``count`` again. The broker may notice the death a
+    moment later: until then the dead one counts, too."""
+    kill(pid)
+
+    def is_replaced() -> bool:
+        pids = [worker["pid"] for worker in ready_workers(stack)]
+        return pid not in pids and len(pids) == count
+
+    wait_until(is_replaced, within_s, f"the successor of worker {pid}")
+
+
 def log_of(stack: Stack, part: str = "broker") -> str:
     """All that a part of the server has logged, the rotated files included."""
     paths = sorted(stack.run_dir.glob(f"{part}.log*"), reverse=True)

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from footprint import Settled
-from harm import busy_worker, kill, ready_workers, wait_ready_workers
+from harm import busy_worker, kill, kill_and_replace, ready_workers, wait_ready_workers
 from load import Load
 from packhorse_shared.messages import SEGMENT_SHIFT
 from questions import CLS, SEP, Question, http_request, ids_of, random_text
@@ -98,8 +98,7 @@ def test_workers_that_die_mid_batch(stack: StandInStack, settled: Settled) -> No
         with Load(stack.port, mixed(SEED), rate=60, seed=SEED) as load:
             for slot in (0, 1, 0):
                 load.wait_for(40)
-                kill(busy_worker(stack, slot))
-                wait_ready_workers(stack, 2)
+                kill_and_replace(stack, busy_worker(stack, slot), 2)
             load.wait_for(40)
         report = load.report()
     print(f"seed {SEED}: {report}")

@@ -8,7 +8,7 @@ import pytest
 
 from aims import Aims
 from footprint import Settled
-from harm import busy_worker, kill, logged, ready_workers, wait_ready_workers
+from harm import busy_worker, kill, kill_and_replace, logged, wait_ready_workers
 from load import Load
 from questions import random_questions
 from standin_stack import StandInFactory, StandInStack
@@ -34,9 +34,7 @@ def test_three_kills_at_300_requests_a_second(stack: StandInStack, settled: Sett
             load.wait_for(450)
             first_kill = time.monotonic()
             for slot in (0, 1, 0):
-                victim = busy_worker(stack, slot)
-                kill(victim)
-                wait_until(lambda pid=victim: pid not in pids(stack) and len(pids(stack)) == 2, 30, "its successor")
+                kill_and_replace(stack, busy_worker(stack, slot), 2)
                 load.wait_for(100)
         report = load.report()
     print(f"seed {SEED}: {report}")
@@ -75,7 +73,3 @@ def test_all_workers_killed(stack: StandInStack, settled: Settled, aims: Aims) -
     waited = report.where(lambda each: each.status == 200 and each.sent < killed and each.ended > killed + 0.7)
     assert waited.sent, "no accepted request waited for the reload, else this test shows nothing"
     aims.note("slowest refusal without a worker", 1000 * refused.slowest_s, "ms", at_most=100)
-
-
-def pids(stack: StandInStack) -> list[int]:
-    return [worker["pid"] for worker in ready_workers(stack)]
