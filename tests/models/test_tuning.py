@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from models.test_memory_bound import LiveBytes
@@ -156,6 +156,7 @@ def test_no_forward_but_the_smallest_takes_more_than_the_share(
 
 
 @given(seconds_per_token=st.floats(1e-8, 1e-2), longest=st.integers(1, 16_384))
+@example(seconds_per_token=0.00175, longest=257)  # a long input of fewer tokens than the batch by which it is told
 def test_measuring_ends_in_time(seconds_per_token: float, longest: int) -> None:
     device = FormulaDevice(seconds_per_token=seconds_per_token)
     began = device.now

@@ -150,12 +150,12 @@ class _Measuring:
 
     def may_run(self, trial: Trial) -> bool:
         """Whether it ends in time and stays within the share of memory, by the last one of its kind, or of the other one where
-        it is the first, if time and memory grow with the square of the tokens at worst."""
+        it is the first, if time and memory grow with the square of the tokens at worst, and shrink with none."""
         if not trial.is_long and not self.taken[False]:
             return True
         left_s = self._ends - self._clock()
         last = (self.taken[trial.is_long] or self.taken[False])[-1]
-        growth = (trial.tokens / last.tokens) ** 2
+        growth = max(1.0, trial.tokens / last.tokens) ** 2
         runs = 1 if trial.is_long else _TYPICAL_RUNS
         return last.peak_bytes * growth <= self._limits.share_bytes and last.seconds * growth * runs <= left_s
 
