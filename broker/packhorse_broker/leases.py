@@ -271,8 +271,8 @@ class Fleet:
         return max((batch.sent_at + HELD_UP_S for batch in self.suspect_batches), default=float("-inf"))
 
     def free_workers(self) -> int:
-        """Live workers that no batch of suspects is with."""
-        return self.capacity().workers - len(self.suspect_batches)
+        """Live workers that no batch of suspects is with. O(workers)."""
+        return sum(not any(batch.is_suspect for batch in worker.in_flight) for worker in self.live())
 
     def _settle_suspects(self, *batches: Batch) -> None:
         for batch in batches:

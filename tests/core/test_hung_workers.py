@@ -107,6 +107,15 @@ def test_workers_that_hang_with_suspects_do_not_count_when_the_last_one_is_spare
     assert story.wait_alive(0.4, "w1", "w2") == ["batch 3 -> w2: 1.1"]
 
 
+def test_a_worker_that_drains_with_a_suspect_takes_no_other_ones_place() -> None:
+    story = Story(max_queue_delay=0.0, batch_timeout=12.0, max_batch_size=2).with_frontend()
+    story.with_workers("w0", "w1", "w2", "w3")
+    story.feed(submit(1, [1] * 2))
+    assert "batch 2 -> w1: 1.0" in without_logs(story.wait_alive(12.1, "w0", "w1", "w2", "w3"))
+    story.feed(e.WorkerDrained(b"w1", []))
+    assert "batch 3 -> w2: 1.1" in story.wait_alive(HELD_UP_S + 0.1, "w1", "w2", "w3"), "w3 is left for the others"
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("place", [0, 17, 31, 40])
 def test_of_an_input_that_hangs_only_itself_is_late(workers: int, place: int) -> None:
